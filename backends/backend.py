@@ -1,0 +1,50 @@
+"""The interface every backend has, and the list of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from euler_ir.errors import EulerError
+from euler_ir.graph import Function
+from euler_ir.plan import Kernel, Plan
+
+
+class Program(Protocol):
+    """A linked plan."""
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One execution: inputs that were not bound at link time by name, all outputs that are
+        not donated into bound memory as fresh arrays by name."""
+
+
+class Backend(Protocol):
+    """Lowers functions to kernels, and links plans of such kernels into programs."""
+
+    name: str
+
+    def lower(self, function: Function) -> Sequence[Kernel]:
+        """A kernel for every node that is not a view, in the function's order."""
+
+    def link(self, plan: Plan, bound: Mapping[str, np.ndarray] | None = None) -> Program:
+        """A runnable program. `bound` gives memory for some inputs, by name: contiguous arrays of
+        the declared types, read (and, where donated, written) in place at every run; the other
+        inputs are copied in."""
+
+
+BACKENDS = ("llvm", "cuda", "reference")
+
+
+def create(name: str, **options) -> Backend:
+    """The backend of this name ('auto' takes the fastest there is), with its own options."""
+    if name in ("auto", "llvm"):
+        from backends.llvm.backend import LLVMBackend
+        return LLVMBackend(**options)
+    if name == "reference":
+        from backends.reference.backend import ReferenceBackend
+        return ReferenceBackend()
+    if name == "cuda":
+        raise EulerError("backend 'cuda' is not part of this version; use 'llvm' or 'reference'")
+    raise EulerError(f"no backend {name!r}; known: auto, {', '.join(BACKENDS)}")

@@ -1,0 +1,1 @@
+"""The IR: what a program means. Knows no hardware, no model, no runtime."""

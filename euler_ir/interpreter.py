@@ -1,0 +1,74 @@
+"""The interpreter: runs a function node by node with numpy. It is the meaning of the IR.
+
+`run(f, inputs)` computes as typed: every result is rounded to its declared type. With
+`precise=True` all floats are f64 throughout: the reference that kernels are measured against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from euler_ir.errors import EulerError
+from euler_ir.graph import Function, Node, Value
+from euler_ir.op import Composite
+from euler_ir.ops.pointwise import Cast
+from euler_ir.types import DType, TensorType
+
+
+def run(function: Function, inputs: Mapping[str, np.ndarray],
+        precise: bool = False) -> dict[str, np.ndarray]:
+    """Outputs by name. Raises EulerError for missing inputs or ones of another shape."""
+    environment = {value: _accept(value, inputs, precise) for value in function.inputs}
+    _run_nodes(function, environment, precise)
+    return {name: np.array(environment[value])
+            for name, value in zip(function.output_names, function.outputs, strict=True)}
+
+
+def run_body(body: Function, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """A fused body on arrays: precise if they are f64 where the body says otherwise."""
+    environment = dict(zip(body.inputs, operands, strict=True))
+    precise = any(array.dtype == np.float64 and value.dtype.is_float
+                  and value.dtype.numpy != np.float64 for value, array in environment.items())
+    _run_nodes(body, environment, precise)
+    return tuple(environment[value] for value in body.outputs)
+
+
+def run_decomposed(op: Composite, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """A composite's meaning on arrays, computed in the types they come in."""
+    body = op.body(*(TensorType(DType.from_numpy(a.dtype), a.shape) for a in operands))
+    environment = dict(zip(body.inputs, operands, strict=True))
+    _run_nodes(body, environment, precise=False)
+    return tuple(environment[value] for value in body.outputs)
+
+
+def _run_nodes(function: Function, environment: dict[Value, np.ndarray], precise: bool) -> None:
+    for node in function.nodes:
+        operands = [_widen(environment[value]) for value in node.inputs]
+        for value, array in zip(node.outputs, _evaluate(node, operands, precise), strict=True):
+            dtype = np.float64 if precise and value.dtype.is_float else value.dtype.numpy
+            with np.errstate(over="ignore", invalid="ignore"):
+                environment[value] = np.broadcast_to(array, value.shape).astype(dtype, copy=False)
+
+
+def _evaluate(node: Node, operands: list[np.ndarray], precise: bool) -> tuple[np.ndarray, ...]:
+    if precise and isinstance(node.op, Cast) and node.op.dtype.is_float:
+        return (operands[0].astype(np.float64),)
+    return node.op.evaluate(*operands)
+
+
+def _widen(array: np.ndarray) -> np.ndarray:
+    """16-bit floats in the type they are computed in."""
+    compute = DType.from_numpy(array.dtype).compute.numpy
+    return array.astype(compute, copy=False)
+
+
+def _accept(value: Value, inputs: Mapping[str, np.ndarray], precise: bool) -> np.ndarray:
+    if value.name not in inputs:
+        raise EulerError(f"input %{value.name} is missing; given: {', '.join(inputs)}")
+    array = np.asarray(inputs[value.name])
+    if array.shape != value.shape:
+        raise EulerError(f"input {value!r} was given an array of shape {array.shape}")
+    wide = precise and value.dtype.is_float
+    return array.astype(np.float64 if wide else value.dtype.numpy, copy=False)

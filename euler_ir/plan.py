@@ -1,0 +1,74 @@
+"""What a schedule is: kernels in order and a place in memory for every value.
+
+Only types live here. Backends make `Kernel`s, the runtime's scheduler makes a `Plan` from them, and
+the backend links the plan into something that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from euler_ir.graph import Function, Node, Value
+
+#: Alignment in bytes of every buffer the scheduler places: a cache line, and the widest vector.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A node as a backend will run it, and what that needs of memory.
+
+    `workspace` bytes are the kernel's own while it runs. `inplace` lists pairs (output, input) that
+    may share one buffer when the input dies here. `code` is the backend's own business."""
+
+    node: Node
+    workspace: int = 0
+    inplace: tuple[tuple[int, int], ...] = ()
+    code: Any = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes from `offset` on in the arena, or in the buffer of the function input named `base`."""
+
+    offset: int
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of the arena and the steps during which it is alive, both ends included."""
+
+    values: tuple[Value, ...]
+    offset: int
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel of the plan, with the place of its workspace if it has one."""
+
+    kernel: Kernel
+    workspace: Place | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A function laid out in memory.
+
+    Inputs live in buffers of their own. An output that a donation names ends in its input's buffer:
+    written there directly, or copied there at the end (`copies`: the value and the input's name).
+    All other values lie in the arena or are views of what does. `lower_bound` is the largest sum of
+    sizes alive at one step: no plan of this order can need less than that."""
+
+    function: Function
+    steps: tuple[Step, ...]
+    places: Mapping[Value, Place]
+    blocks: tuple[Block, ...]
+    arena_bytes: int
+    lower_bound: int
+    copies: tuple[tuple[Value, str], ...] = field(default=())
