@@ -1,0 +1,153 @@
+"""Small helpers over llvmlite's IR builder that every vector kernel needs.
+
+Pointers are opaque, addresses are counted in elements, and every load and store assumes the
+alignment of one element only: unaligned vector moves cost nothing extra on the CPUs we target.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+__all__ = [
+    "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "constant", "declare",
+    "float_type", "fma", "item_bytes", "load", "load_lanes", "loop", "minimum", "prefix_mask",
+    "shuffle", "splat", "store", "store_lanes",
+]  # fmt: skip
+
+VOID = ir.VoidType()
+POINTER = ir.PointerType()
+BOOL = ir.IntType(1)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+KERNEL_TYPE = ir.FunctionType(VOID, [POINTER, I64, POINTER])  # (args, tile, scratch)
+
+_FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
+_BYTES = {"float": 4, "double": 8}
+
+
+def float_type(dtype: str) -> ir.Type:
+    """The IR type of `f32` or `f64`."""
+    return _FLOATS[dtype]
+
+
+def item_bytes(scalar: ir.Type) -> int:
+    """Bytes of one element of an IR floating-point type."""
+    return _BYTES[str(scalar)]
+
+
+def constant(value: int) -> ir.Constant:
+    """An i64 constant: every index in a kernel is one."""
+    return ir.Constant(I64, value)
+
+
+def declare(module: ir.Module, name: str, result: ir.Type, args: Sequence[ir.Type]) -> ir.Function:
+    """The function `name` of the module, declared on first use (llvmlite names no vector types)."""
+    found = module.globals.get(name)
+    return found or ir.Function(module, ir.FunctionType(result, args), name)
+
+
+def _suffix(kind: ir.Type) -> str:
+    """How LLVM spells a type inside an intrinsic's name."""
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{_suffix(kind.element)}"
+    return f"f{8 * item_bytes(kind)}"
+
+
+def address(b: ir.IRBuilder, pointer: ir.Value, index: ir.Value, scalar: ir.Type) -> ir.Value:
+    """&pointer[index], counted in elements of `scalar`."""
+    return b.gep(pointer, [index], source_etype=scalar)
+
+
+def load(b: ir.IRBuilder, pointer: ir.Value, kind: ir.Type) -> ir.Value:
+    """Load a scalar or vector, aligned to its element only."""
+    scalar = kind.element if isinstance(kind, ir.VectorType) else kind
+    return b.load(pointer, typ=kind, align=item_bytes(scalar))
+
+
+def store(b: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
+    """Store a scalar or vector, aligned to its element only."""
+    kind = value.type
+    scalar = kind.element if isinstance(kind, ir.VectorType) else kind
+    b.store(value, pointer, align=item_bytes(scalar))
+
+
+def prefix_mask(lanes: int, used: int) -> ir.Constant:
+    """The constant mask that switches on the first `used` lanes."""
+    return ir.Constant(ir.VectorType(BOOL, lanes), [int(lane < used) for lane in range(lanes)])
+
+
+def load_lanes(
+    b: ir.IRBuilder, pointer: ir.Value, kind: ir.VectorType, mask: ir.Constant | None
+) -> ir.Value:
+    """Load the lanes of `mask` (None: all); the others read as 0, and their memory is untouched."""
+    if mask is None:
+        return load(b, pointer, kind)
+    name = f"llvm.masked.load.{_suffix(kind)}.p0"
+    intrinsic = declare(b.module, name, kind, [POINTER, I32, mask.type, kind])
+    align = ir.Constant(I32, item_bytes(kind.element))
+    return b.call(intrinsic, [pointer, align, mask, ir.Constant(kind, None)])
+
+
+def store_lanes(
+    b: ir.IRBuilder, value: ir.Value, pointer: ir.Value, mask: ir.Constant | None
+) -> None:
+    """Store the lanes of `mask` (None: all); the memory of the others is untouched."""
+    if mask is None:
+        store(b, value, pointer)
+        return
+    kind = value.type
+    name = f"llvm.masked.store.{_suffix(kind)}.p0"
+    intrinsic = declare(b.module, name, VOID, [kind, POINTER, I32, mask.type])
+    b.call(intrinsic, [value, pointer, ir.Constant(I32, item_bytes(kind.element)), mask])
+
+
+def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """x·y + z, fused where the target has the instruction (llvm.fma would call libm elsewhere)."""
+    intrinsic = declare(b.module, f"llvm.fmuladd.{_suffix(x.type)}", x.type, [x.type] * 3)
+    return b.call(intrinsic, [x, y, z])
+
+
+def splat(b: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
+    """The scalar in every lane."""
+    kind = ir.VectorType(value.type, lanes)
+    first = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return shuffle(b, first, first, [0] * lanes)
+
+
+def shuffle(b: ir.IRBuilder, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """The lanes named: lane i of x is i, lane i of y is i + the number of lanes."""
+    pattern = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+    return b.shuffle_vector(x, y, pattern)
+
+
+def minimum(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The smaller of two signed integers."""
+    return b.select(b.icmp_signed("<", x, y), x, y)
+
+
+@contextmanager
+def loop(b: ir.IRBuilder, stop: ir.Value, step: int, carried: Sequence[ir.Value] = ()) -> Iterator:
+    """A loop over index = 0, step, … while index < stop, which must hold at first (stop > 0).
+
+    Yields (index, values): `values` is a list of loop-carried values that starts at `carried`; the
+    body overwrites its entries, and after the loop it holds what the last turn left.
+    """
+    before = b.block
+    body = b.append_basic_block("loop")
+    b.branch(body)
+    b.position_at_end(body)
+    index = b.phi(I64)
+    index.add_incoming(constant(0), before)
+    phis = [b.phi(value.type) for value in carried]
+    values: list[ir.Value] = list(phis)
+    yield index, values
+    following = b.add(index, constant(step))
+    end = b.block
+    after = b.append_basic_block("after")
+    b.cbranch(b.icmp_signed("<", following, stop), body, after)
+    index.add_incoming(following, end)
+    for phi, start, value in zip(phis, carried, values, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(value, end)
+    b.position_at_end(after)

@@ -1,0 +1,141 @@
+"""Packing: copying blocks of a matrix into the order in which the micro-kernel reads them.
+
+A packed panel of B is `width` columns wide: for each p of the block, `width` consecutive numbers.
+A packed panel of A likewise holds `rows` numbers for each p. Packed this way the micro-kernel reads
+one consecutive stream whatever the matrix's own layout and leading dimension, with no cache-set
+conflicts at power-of-two strides; columns beyond the matrix's edge are filled with something that
+only reaches columns nobody stores.
+
+Matrices with p along their rows ([n, k], the layout of a weight in y = x·Wᵀ) have to be transposed.
+That is done in registers, a block of lanes x lanes at a time, by log2(lanes) rounds of two-operand
+shuffles, each a single instruction on x86 and NEON: 0.1 ns a number, where moving single numbers
+costs five times that.
+"""
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from backends.llvm.emit import (
+    address,
+    constant,
+    item_bytes,
+    load,
+    load_lanes,
+    loop,
+    minimum,
+    prefix_mask,
+    shuffle,
+    store,
+)
+
+__all__ = ["emit_copy_panel", "emit_copy_rows", "emit_transpose_panel"]
+
+
+def emit_copy_rows(
+    function: ir.Function,
+    b: ir.IRBuilder,
+    vector: ir.VectorType,
+    vectors: int,
+    stride: int,
+    panel_items: int,
+) -> None:
+    """`void f(source, depth, panels, target)`: pack whole panels of a [k, n] matrix, row by row.
+
+    Panel q gets columns [q·width, (q+1)·width) for p < depth and starts at q·panel_items. Rows are
+    read as far as they are consecutive: a panel at a time would touch one cache line in each row.
+    """
+    source, depth, panels, target = function.args
+    width = vectors * vector.count
+    with loop(b, depth, 1) as (p, _):
+        row = address(b, source, b.mul(p, constant(stride)), vector.element)
+        packed = address(b, target, b.mul(p, constant(width)), vector.element)
+        with loop(b, panels, 1) as (q, _):
+            read = address(b, row, b.mul(q, constant(width)), vector.element)
+            write = address(b, packed, b.mul(q, constant(panel_items)), vector.element)
+            for v in range(vectors):
+                offset = constant(v * vector.count)
+                value = load(b, address(b, read, offset, vector.element), vector)
+                store(b, value, address(b, write, offset, vector.element))
+
+
+def emit_copy_panel(
+    function: ir.Function, b: ir.IRBuilder, scalar: ir.Type, used: int, width: int, stride: int
+) -> None:
+    """`void f(source, depth, target)`: pack `used` <= `width` consecutive columns.
+
+    The vector is exactly as long as what is there, so nothing is read past the matrix. The
+    remaining columns of the panel keep what the scratch memory held.
+    """
+    source, depth, target = function.args
+    vector = ir.VectorType(scalar, used)
+    with loop(b, depth, 1) as (p, _):
+        value = load(b, address(b, source, b.mul(p, constant(stride)), scalar), vector)
+        store(b, value, address(b, target, b.mul(p, constant(width)), scalar))
+
+
+def emit_transpose_panel(
+    function: ir.Function, b: ir.IRBuilder, vector: ir.VectorType, vectors: int, k: int
+) -> None:
+    """`void f(source, depth, columns, target)`: pack a panel of a [n, k] matrix.
+
+    `columns` >= 1 of the panel's columns exist; the last is repeated for those that do not. A depth
+    that is no multiple of the lanes ends with a block that overlaps the one before; where all of k
+    is shorter than a vector the loads are masked.
+    """
+    source, depth, columns, target = function.args
+    lanes, width = vector.count, vectors * vector.count
+    last_column = b.sub(columns, constant(1))
+    rows = [
+        address(b, source, b.mul(minimum(b, constant(j), last_column), constant(k)),
+                vector.element)
+        for j in range(width)
+    ]  # fmt: skip
+    short = k < lanes
+    for v in range(vectors):
+        block = rows[v * lanes : (v + 1) * lanes]
+        with loop(b, depth, lanes) as (index, _):
+            p = index if short else minimum(b, index, b.sub(depth, constant(lanes)))
+            pointers = [address(b, row, p, vector.element) for row in block]
+            mask = prefix_mask(lanes, k) if short else None
+            values = [load_lanes(b, pointer, vector, mask) for pointer in pointers]
+            packed = address(
+                b, target, b.add(b.mul(p, constant(width)), constant(v * lanes)), vector.element
+            )
+            for t, value in enumerate(transpose(b, values)[: min(k, lanes)]):
+                store(b, value, address(b, packed, constant(t * width), vector.element))
+
+
+def transpose(b: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Transpose a square block held in `lanes` vectors: element (i, j) goes to (j, i).
+
+    Within 128-bit groups first, then the groups themselves: x86 shuffles single numbers only inside
+    128 bits, and whole groups across the register.
+    """
+    lanes = len(rows)
+    group = min(lanes, 16 // item_bytes(rows[0].type.element))
+    inside = [_deal(b, rows[i : i + group], 1, group) for i in range(0, lanes, group)]
+    columns: list[list[ir.Value]] = [
+        _deal(b, [block[j] for block in inside], group, lanes) for j in range(group)
+    ]
+    return [columns[j % group][j // group] for j in range(lanes)]
+
+
+def _deal(b: ir.IRBuilder, rows: Sequence[ir.Value], unit: int, span: int) -> list[ir.Value]:
+    """Transpose units of `unit` lanes inside each span of `span` lanes, by dealing: the even units
+    of neighbouring rows go to one vector, the odd ones to another, and so on within each."""
+    if len(rows) == 1:
+        return list(rows)
+    lanes = rows[0].type.count
+    halves = []
+    for odd in (0, 1):
+        pattern = []
+        for start in range(0, lanes, span):
+            picked = [start + u * unit for u in range(odd, span // unit, 2)]
+            one = [first + i for first in picked for i in range(unit)]
+            pattern += one + [lanes + i for i in one]
+        pairs = [
+            shuffle(b, rows[i], rows[i + 1], pattern) for i in range(0, len(rows), 2)
+        ]
+        halves.append(_deal(b, pairs, unit, span))
+    return [value for pair in zip(*halves, strict=True) for value in pair]
