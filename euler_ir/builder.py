@@ -280,6 +280,10 @@ class Builder:
         starts[axis], stops[axis] = start, stop
         return self.slice(x, starts, stops)
 
+    def split(self, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+        """Pieces of these sizes along one axis."""
+        return self.apply(ops.Split(axis % len(x.shape), tuple(sizes)), x)
+
     def pad(self, x: Value, shape: Sequence[int], starts: Sequence[int]) -> Value:
         return self.apply(ops.Pad(tuple(shape), tuple(starts)), x)
 

@@ -48,6 +48,7 @@ from euler_ir.ops.shape import (
     Pad,
     Reshape,
     Slice,
+    Split,
     Transpose,
     UpdateSlice,
 )

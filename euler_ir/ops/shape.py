@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from euler_ir.op import Op
+from euler_ir.op import Composite, Op
 from euler_ir.types import I32, ShapeError, TensorType
 
 
@@ -233,3 +233,29 @@ def _overlap(position: int, size: int, extent: int, axis: int):
     start, stop = min(max(position, 0), extent), min(max(position + size, 0), extent)
     whole = (slice(None),) * axis
     return (*whole, slice(start, stop)), (*whole, slice(start - position, stop - position))
+
+
+class Split(Composite):
+    """x cut along `axis` into pieces of these sizes, one result each; its gradient is one concat.
+
+    Passes replace it by slices once gradients are built."""
+    name = "split"
+    axis: int
+    sizes: tuple[int, ...]
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        (x,) = operands
+        if not 0 <= self.axis < x.rank or sum(self.sizes) != x.shape[self.axis]:
+            raise ShapeError(f"sizes that add up to axis {self.axis} of {x}, got {self.sizes}")
+        return tuple(x.with_shape(x.shape[:self.axis] + (size,) + x.shape[self.axis + 1:])
+                     for size in self.sizes)
+
+    def decompose(self, b, x):
+        stops = [int(stop) for stop in np.cumsum(self.sizes)]
+        return [b.part(x, self.axis, stop - size, stop)
+                for size, stop in zip(self.sizes, stops, strict=True)]
+
+    def backward(self, b, node, grads):
+        pieces = [b.full(0.0, value.dtype, value.shape) if grad is None else grad
+                  for value, grad in zip(node.outputs, grads, strict=True)]
+        return [b.concat(pieces, self.axis)]

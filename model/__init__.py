@@ -1,0 +1,1 @@
+"""What is trained: configurations, the transformer as IR, objective, optimizer, tokenizer."""

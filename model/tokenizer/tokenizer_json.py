@@ -1,0 +1,212 @@
+"""Reads and writes `tokenizer.json`, the file format of the Hugging Face `tokenizers` library.
+
+Of everything that format can hold, a byte-level BPE with GPT-2's pre-tokenization is understood.
+Anything else that would change an id is refused by name: guessing would give wrong ids silently.
+
+The format spells each byte as a printable character: bytes that print in Latin-1 stand for
+themselves, the other 68 follow from U+0100 on, in order (so a space is 'Ġ'). Merges are pairs of
+such strings; older files join them by a space.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from euler_ir.errors import EulerError
+from model.tokenizer.vocabulary import Vocabulary
+
+
+def _byte_alphabet() -> list[str]:
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    alphabet = {value: chr(value) for value in printable}
+    for value in range(256):
+        if value not in alphabet:
+            alphabet[value] = chr(0x100 + len(alphabet) - len(printable))
+    return [alphabet[value] for value in range(256)]
+
+
+_CHARACTER_OF_BYTE = _byte_alphabet()
+_BYTE_OF_CHARACTER = {character: value for value, character in enumerate(_CHARACTER_OF_BYTE)}
+
+
+def write(vocabulary: Vocabulary) -> str:
+    """The file's text; the same vocabulary gives the same bytes."""
+    spelling = {
+        number: "".join([_CHARACTER_OF_BYTE[byte] for byte in value])
+        for number, value in vocabulary.tokens.items()
+    }
+    added = {**vocabulary.added_tokens, **vocabulary.special_tokens}
+    # Added tokens stand in the vocabulary too: that alone makes other readers keep their ids.
+    ids = {text: number for number, text in spelling.items()} | added
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": number,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": text in vocabulary.special_tokens,
+            }
+            for text, number in sorted(added.items(), key=lambda item: item[1])
+        ],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": vocabulary.ignore_merges,
+            "vocab": dict(sorted(ids.items(), key=lambda item: item[1])),
+            "merges": [[spelling[left], spelling[right]] for left, right in vocabulary.merges],
+        },
+    }
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
+
+def read(text: str) -> Vocabulary:
+    """The vocabulary that the file's text describes.
+
+    Raises:
+        EulerError: if the text is no tokenizer file, is inconsistent, or is of a kind we lack.
+    """
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise EulerError(f"not a JSON document: {error}") from error
+    if not isinstance(document, dict):
+        raise EulerError("not a tokenizer file: the JSON document is not an object")
+    _refuse_unsupported(document)
+    model = _field(document, "model", dict)
+    spelled_ids = _field(model, "vocab", dict)
+    for token, number in spelled_ids.items():
+        _check_id(token, number)
+    special_tokens, added_tokens = _read_added(document)
+    merges = [_split_merge(merge) for merge in _field(model, "merges", list)]
+
+    added = special_tokens | added_tokens
+    merge_results = {left + right for left, right in merges}
+    tokens: dict[int, bytes] = {}
+    for token, number in spelled_ids.items():
+        # An added token's entry is its plain text, not spelled bytes, unless it is an ordinary
+        # token as well: a single byte, or what a merge makes.
+        ordinary = token in merge_results or token in _BYTE_OF_CHARACTER
+        if added.get(token) == number and not ordinary:
+            continue
+        if number in tokens:
+            raise EulerError(f"two tokens have the id {number}, the second is {token!r}")
+        tokens[number] = _bytes_of(token)
+    return Vocabulary(
+        tokens,
+        [(_id_of(left, spelled_ids), _id_of(right, spelled_ids)) for left, right in merges],
+        special_tokens,
+        added_tokens,
+        bool(model.get("ignore_merges")),
+    )
+
+
+# The options that would change ids, each with the values under which they do not.
+_HARMLESS: dict[str, dict[str, tuple]] = {
+    "pre_tokenizer": {"add_prefix_space": (False,), "use_regex": (None, True)},
+    "model": {
+        "dropout": (None, 0),
+        "continuing_subword_prefix": (None, ""),
+        "end_of_word_suffix": (None, ""),
+        "byte_fallback": (None, False),
+    },
+}
+
+
+def _refuse_unsupported(document: Mapping[str, Any]) -> None:
+    for part in ("normalizer", "truncation", "padding"):
+        if (value := document.get(part)) is not None:
+            kind = value.get("type", value) if isinstance(value, dict) else value
+            raise EulerError(f"{part} {kind!r} is not supported; it must be null")
+    for part in ("pre_tokenizer", "decoder", "post_processor"):
+        value = document.get(part)
+        if value is None and part == "post_processor":
+            continue
+        kind = value.get("type") if isinstance(value, dict) else value
+        if kind != "ByteLevel":
+            raise EulerError(f"{part} {kind!r} is not supported; it must be 'ByteLevel'")
+    # GPT-2's own file does not name the model's type.
+    kind = _field(document, "model", dict).get("type", "BPE")
+    if kind != "BPE":
+        raise EulerError(f"model {kind!r} is not supported; it must be 'BPE'")
+    for part, options in _HARMLESS.items():
+        for option, allowed in options.items():
+            value = document[part].get(option)
+            if value not in allowed:
+                raise EulerError(
+                    f"{part} option {option} = {value!r} is not supported; "
+                    f"it must be {allowed[-1]!r}"
+                )
+
+
+def _field(parent: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = parent.get(name)
+    if not isinstance(value, kind):
+        raise EulerError(f"{name} must be of JSON type {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _check_id(token: str, number: object) -> None:
+    if type(number) is not int or number < 0:
+        raise EulerError(f"the id of token {token!r} is {number!r}, not a whole number from 0 on")
+
+
+def _read_added(document: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Special and other added tokens, each with its id."""
+    special_tokens: dict[str, int] = {}
+    added_tokens: dict[str, int] = {}
+    for entry in document.get("added_tokens") or []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            raise EulerError(f"an added token has no text: {entry!r}")
+        text = entry["content"]
+        _check_id(text, entry.get("id"))
+        for option in ("single_word", "lstrip", "rstrip"):
+            if entry.get(option):
+                raise EulerError(f"added token {text!r}: {option} is not supported")
+        if text in special_tokens or text in added_tokens:
+            raise EulerError(f"added token {text!r} is listed twice")
+        (special_tokens if entry.get("special") else added_tokens)[text] = entry["id"]
+    return special_tokens, added_tokens
+
+
+def _split_merge(merge: object) -> tuple[str, str]:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    match parts:
+        case [str(left), str(right)]:
+            return left, right
+    raise EulerError(f"merge {merge!r} does not name two tokens")
+
+
+def _bytes_of(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+    except KeyError as error:
+        raise EulerError(
+            f"token {token!r} is not spelled in the byte alphabet: {error.args[0]!r} is no byte"
+        ) from None
+
+
+def _id_of(token: str, spelled_ids: Mapping[str, int]) -> int:
+    if token not in spelled_ids:
+        raise EulerError(f"a merge joins {token!r}, which is not in the vocabulary")
+    return spelled_ids[token]

@@ -1,0 +1,88 @@
+"""The transformer as IR functions: inputs, hidden states, logits, decoding with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from euler_ir.builder import Builder
+from euler_ir.graph import Function, Value
+from euler_ir.types import F32, I32, DType
+from model.blocks import Cache, Positions, block
+from model.config import ModelConfig
+from model.parameters import parameters
+
+
+def weight_inputs(b: Builder, config: ModelConfig, dtype: DType) -> dict[str, Value]:
+    """An input for every parameter, by name."""
+    return {p.name: b.input(p.name, dtype, p.shape) for p in parameters(config)}
+
+
+def rotary_tables(config: ModelConfig, dtype=np.float32) -> dict[str, np.ndarray]:
+    """cos and signed sin [context, 1, head] for `Rotary`: angle_i(t) = t · base^(-2i/head).
+
+    Angles are computed in f64; only the table is rounded."""
+    half = config.head_size // 2
+    frequency = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)
+    angle = np.arange(config.context, dtype=np.float64)[:, None] * frequency
+    cos = np.concatenate([np.cos(angle), np.cos(angle)], axis=1)
+    sin = np.concatenate([-np.sin(angle), np.sin(angle)], axis=1)
+    return {"rotary.cos": cos[:, None, :].astype(dtype), "rotary.sin": sin[:, None, :].astype(dtype)}
+
+
+def rotary_inputs(b: Builder, config: ModelConfig, dtype: DType) -> tuple[Value, Value]:
+    shape = (config.context, 1, config.head_size)
+    return b.input("rotary.cos", dtype, shape), b.input("rotary.sin", dtype, shape)
+
+
+def hidden_states(b: Builder, config: ModelConfig, weights: Mapping[str, Value], tokens: Value,
+                  positions: Positions, caches: Sequence[Cache] | None = None
+                  ) -> tuple[Value, list[Cache]]:
+    """Final normed states [B, T, width] of i32 tokens [B, T], and the extended caches."""
+    x = b.gather(weights["embedding.weight"], tokens)
+    extended = []
+    for i in range(config.layers):
+        x, cache = block(b, config, weights, f"layers.{i}", x, positions,
+                         caches[i] if caches else None)
+        extended.append(cache)
+    return b.rms_norm(x, weights["norm.weight"], config.norm_eps), extended
+
+
+def logits(b: Builder, weights: Mapping[str, Value], hidden: Value, heads: int) -> Value:
+    """[B, T, heads, V] of the first `heads` prediction heads; one matmul."""
+    table = weights["heads.weight"]
+    _, vocabulary, width = table.shape
+    table = b.reshape(b.part(table, 0, 0, heads), (heads * vocabulary, width))
+    flat = b.linear(hidden, table)
+    return b.reshape(flat, (*hidden.shape[:2], heads, vocabulary))
+
+
+def forward_cached(config: ModelConfig, batch: int, time: int, capacity: int,
+                   dtype: DType = F32) -> Function:
+    """Prefill of `time` tokens, or with time 1 a decoding step.
+
+    Inputs: weights, rotary tables, tokens i32 [B, T], position i32 [] (where the first of these
+    tokens stands in the sequence), `last` i32 [] (which of them to give logits for), and for each
+    layer caches of `capacity` tokens, donated. Outputs: logits [B, V] of head 0, the caches.
+    Padding after `last` is harmless: later tokens overwrite its cache rows before they are seen."""
+    with Builder("decode" if time == 1 else "prefill") as b:
+        weights = weight_inputs(b, config, dtype)
+        cos, sin = rotary_inputs(b, config, dtype)
+        tokens = b.input("tokens", I32, (batch, time))
+        position, last = b.input("position", I32, ()), b.input("last", I32, ())
+        shape = (batch, capacity, config.kv_heads, config.head_size)
+        caches = [Cache(b.input(f"cache.{i}.keys", dtype, shape),
+                        b.input(f"cache.{i}.values", dtype, shape), position)
+                  for i in range(config.layers)]
+        visible = b.iota(time) + b.broadcast(position + 1, (time,))
+        positions = Positions(
+            b.dynamic_slice(cos, position, 0, time), b.dynamic_slice(sin, position, 0, time),
+            b.full(0, I32, (batch, time)), b.broadcast(visible, (batch, time)))
+        hidden, caches = hidden_states(b, config, weights, tokens, positions, caches)
+        chosen = b.dynamic_slice(hidden, last, 1, 1)
+        outputs = {"logits": b.reshape(logits(b, weights, chosen, 1), (batch, config.vocabulary))}
+        for i, cache in enumerate(caches):
+            outputs[f"cache.{i}.keys"] = cache.keys
+            outputs[f"cache.{i}.values"] = cache.values
+        return b.function(outputs, {name: name for name in outputs if name != "logits"})
