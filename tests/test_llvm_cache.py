@@ -1,43 +1,18 @@
 """The object cache: damaged entries, many writers, and disks that do not cooperate."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
 
 import pytest
-from llvmlite import ir
 
 from backends.llvm import cache as cache_module
 from backends.llvm.cache import ObjectCache, emitter_fingerprint, entry_name
 from backends.llvm.compiler import Compiler
-from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.target import Target
+from tests.llvm_kernels import call, constant_kernel
 
 NAME = "0" * 64
-
-
-def constant_kernel(value: int) -> KernelSource:
-    """A kernel that writes `value` to its first argument."""
-
-    def emit(module, symbols):
-        pointer, i64 = ir.PointerType(), ir.IntType(64)
-        signature = ir.FunctionType(ir.VoidType(), [pointer, i64, pointer])
-        function = ir.Function(module, signature, symbols[0])
-        b = ir.IRBuilder(function.append_basic_block())
-        b.store(i64(value), b.load(function.args[0], typ=pointer))
-        b.ret_void()
-
-    return KernelSource(key=f"constant {value}", phases=(Phase("main", 1),), emit=emit)
-
-
-def call(address: int) -> int:
-    """What the kernel at `address` writes."""
-    result = ctypes.c_int64(-1)
-    args = (ctypes.c_void_p * 1)(ctypes.addressof(result))
-    kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
-    kernel(ctypes.addressof(args), 0, None)
-    return result.value
 
 
 def results(directory, values) -> tuple[list[int], Compiler]:

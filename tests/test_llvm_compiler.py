@@ -11,7 +11,7 @@ from backends.llvm.cache import ObjectCache
 from backends.llvm.compiler import Compiler
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.target import Target
-from tests.test_llvm_cache import call, constant_kernel
+from tests.llvm_kernels import call, constant_kernel
 
 
 def make_compiler(servers=0):

@@ -157,44 +157,44 @@ class Compiler:
         ]
         for client in clients:
             client.start()
-        while waiting:
-            try:
-                source = waiting.popleft()
-            except IndexError:
-                break
-            done.append((source, self._generator.compile(self._emit(source))))
-        for client in clients:
-            client.join()
-        # What a server failed at is put back by its client, and comes out here.
-        done.extend((source, self._generator.compile(self._emit(source))) for source in waiting)
+        try:
+            self._compile_here(waiting, done)
+            for client in clients:
+                client.join()
+            # What a server failed at was put back by its client.
+            self._compile_here(waiting, done)
+        except BaseException:
+            waiting.clear()  # so that the clients end too
+            raise
         return done
+
+    def _compile_here(
+        self, waiting: deque[KernelSource], done: list[tuple[KernelSource, bytes]]
+    ) -> None:
+        while (source := _take(waiting)) is not None:
+            done.append((source, self._generator.compile(self._emit(source))))
 
     def _compile_remotely(
         self, waiting: deque[KernelSource], done: list[tuple[KernelSource, bytes]]
     ) -> None:
         """Feed one server until nothing is waiting. On any trouble with the server, leave quietly:
         this process compiles the rest, and reports what is wrong with a kernel if that was it."""
-        try:
-            server = _start_server(self._target_names())
-        except OSError:
-            return
         source = None
-        with server:
-            try:
-                while waiting:
-                    source = waiting.popleft()
-                    codegen.send(server.stdin, self._emit(source).encode())
-                    compiled = codegen.receive(server.stdout)
-                    if not compiled:
-                        break
-                    done.append((source, compiled))
-                    source = None
-            except (IndexError, EOFError, OSError):
-                pass
-            finally:
-                if source is not None:
-                    waiting.append(source)
-                server.kill()
+        try:
+            with _start_server(self._target_names()) as server:
+                try:
+                    while (source := _take(waiting)) is not None:
+                        codegen.send(server.stdin, self._emit(source).encode())
+                        compiled = codegen.receive(server.stdout)
+                        if not compiled:
+                            break
+                        done.append((source, compiled))
+                finally:
+                    server.kill()
+        except (EOFError, OSError):
+            pass
+        if source is not None:
+            waiting.append(source)
 
     def _link(self, sources: list[KernelSource], objects: dict[str, bytes]) -> None:
         library = llvm.JITLibraryBuilder().add_current_process()
@@ -206,6 +206,14 @@ class Compiler:
         self._libraries.append(tracker)
         for source in sources:
             self._addresses[source.key] = tuple(tracker[s] for s in self.symbols(source))
+
+
+def _take(waiting: deque[KernelSource]) -> KernelSource | None:
+    """The next kernel, or None when there is none; safe in several threads."""
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
 
 
 def _start_server(target_names: tuple[str, str, str]) -> subprocess.Popen:

@@ -116,7 +116,11 @@ class _Emitter:
         b.ret_void()
 
     def _define_walk(self) -> ir.Function:
-        """void walk(team, thread): this thread's part of the program's whole table."""
+        """void walk(team, thread): this thread's part of the program's whole table.
+
+        No thread but the first reads the table after the last barrier: the caller, whom that
+        barrier releases, may change the program or drop it.
+        """
         b, (team, thread) = self._function("walk", _VOID, [_POINTER, _I64], internal=True)
         program = b.inttoptr(_load(b, team, State.PROGRAM), _POINTER)
         offset = b.mul(thread, _load(b, team, State.SCRATCH_STRIDE))
@@ -139,11 +143,13 @@ class _Emitter:
             with b.if_then(timed, likely=False):
                 since = b.add(_load(b, entry, Entry.NANOSECONDS), b.call(self.now, []))
                 _store(b, since, entry, Entry.NANOSECONDS)
-            # Only a call-back sets STOPPED, and a barrier follows it: all threads read the same.
-            goes_on = b.append_basic_block("goes_on")
-            stopped = b.and_(is_host, _is_set(b, program, Header.STOPPED))
-            b.cbranch(stopped, finish, goes_on)
-            b.position_at_end(goes_on)
+            with b.if_then(is_host, likely=False):
+                stopped = _is_set(b, program, Header.STOPPED)
+                # Nobody may start the next run, which resets STOPPED, before all have read it.
+                b.call(self.barrier, [team])
+                goes_on = b.append_basic_block("goes_on")
+                b.cbranch(stopped, finish, goes_on)
+                b.position_at_end(goes_on)
         b.branch(finish)
         b.position_at_end(finish)
         b.ret_void()
