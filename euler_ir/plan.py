@@ -7,7 +7,7 @@ the backend links the plan into something that runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from euler_ir.graph import Function, Node, Value
@@ -21,7 +21,9 @@ class Kernel:
     """A node as a backend will run it, and what that needs of memory.
 
     `workspace` bytes are the kernel's own while it runs. `inplace` lists pairs (output, input) that
-    may share one buffer when the input dies here. `code` is the backend's own business."""
+    may share one buffer when the input dies here; each pair holds whatever the others do. An
+    operand without a pair for an output never shares that output's memory. `code` is the backend's
+    own business."""
 
     node: Node
     workspace: int = 0
@@ -39,7 +41,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of the arena and the steps during which it is alive, both ends included."""
+    """A stretch of the arena and the steps during which it is alive, both ends included.
+
+    `values` are the values that have it in turn, each written in place of the one before; views of
+    them are not listed. A workspace or a temporary of the copies has none."""
 
     values: tuple[Value, ...]
     offset: int
@@ -57,13 +62,24 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """`size` bytes to move after the last step."""
+
+    source: Place
+    target: Place
+    size: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A function laid out in memory.
 
     Inputs live in buffers of their own. An output that a donation names ends in its input's buffer:
-    written there directly, or copied there at the end (`copies`: the value and the input's name).
-    All other values lie in the arena or are views of what does. `lower_bound` is the largest sum of
-    sizes alive at one step: no plan of this order can need less than that."""
+    written there directly, or brought there by `copies`, which run one after the other when all
+    steps are done (as step number `len(steps)`). All other values lie in the arena or are views of
+    what does; a view is only as aligned as its elements. After the copies each output is read from
+    its place in `results`. `lower_bound` is the largest sum of sizes alive at one step: no plan of
+    this order can need less than that."""
 
     function: Function
     steps: tuple[Step, ...]
@@ -71,4 +87,5 @@ class Plan:
     blocks: tuple[Block, ...]
     arena_bytes: int
     lower_bound: int
-    copies: tuple[tuple[Value, str], ...] = field(default=())
+    results: Mapping[str, Place]
+    copies: tuple[Copy, ...] = ()
