@@ -1,0 +1,46 @@
+"""Where a run lives: a directory with its configuration, metrics, `loss.png` and checkpoints."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from euler_ir.errors import EulerError
+from runtime.files import write_error
+
+_CONTENTS = ("config.json", "metrics.jsonl", "checkpoints")
+
+
+def new_run_directory(preset: str, root: Path | str = "runs") -> Path:
+    """Create `ROOT/<date>-<preset>`, or with `-2`, `-3`, ... where that name is taken."""
+    name = f"{datetime.date.today().isoformat()}-{preset}"
+    number = 1
+    while True:
+        path = Path(root) / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if not Path(root).is_dir():
+                raise EulerError(f"{root} is a file, not a directory to put runs in") from None
+            number += 1
+        except OSError as error:
+            raise write_error(error, path) from error
+
+
+def claim_run_directory(path: Path | str) -> Path:
+    """Create the directory that the user named for a new run. Raises EulerError when it holds a
+    run already: a new run there would mix with it, or replace it."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise EulerError(f"{path} is a file, not a directory to put a run in") from None
+    except OSError as error:
+        raise write_error(error, path) from error
+    for name in _CONTENTS:
+        if (path / name).exists():
+            raise EulerError(
+                f"{path} holds a run already ({name}): resume that one, or name another directory"
+            )
+    return path
