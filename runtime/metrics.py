@@ -18,7 +18,7 @@ import numpy as np
 from runtime.files import read_error, write_atomic, write_error
 
 FILE_NAME = "metrics.jsonl"
-_SMOOTHING = 0.98  # weight of the past in the smoothed curve: about the last 50 steps
+_REACH = 25  # steps on both sides that the smoothed curve takes the mean of
 
 
 class MetricsWriter:
@@ -93,13 +93,17 @@ def _parse(line: bytes) -> dict | None:
     return parsed if isinstance(parsed, dict) and "step" in parsed else None
 
 
-def smooth(values: np.ndarray, weight: float = _SMOOTHING) -> np.ndarray:
-    """Exponential moving average, corrected for its start as Adam's moments are; float64 [n]."""
-    smoothed, average = np.empty(len(values)), 0.0
-    for i, value in enumerate(values):
-        average = weight * average + (1 - weight) * value
-        smoothed[i] = average / (1 - weight ** (i + 1))
-    return smoothed
+def smooth(values: np.ndarray, reach: int = _REACH) -> np.ndarray:
+    """The mean of each value and up to `reach` neighbours on both sides, float64 [n].
+
+    Near the start both sides are cut alike, because a mean of more later than earlier values (or a
+    running average, which has earlier ones only) would lie off the steep part of the curve.
+    """
+    place = np.arange(len(values))
+    first = place - np.minimum(place, reach)
+    stop = np.minimum(2 * place - first + 1, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return (sums[stop] - sums[first]) / (stop - first)
 
 
 def plot_losses(run_dir: Path | str) -> Path | None:

@@ -53,9 +53,12 @@ def test_a_directory_that_is_not_there_is_a_user_error(tmp_path):
         MetricsWriter(tmp_path / "missing")
 
 
-def test_smoothing_has_no_bias_at_its_start():
-    assert smooth(np.full(5, 3.0)) == pytest.approx(np.full(5, 3.0))
-    assert smooth(np.array([1.0, 2.0]), weight=0.5).tolist() == [1.0, pytest.approx(5 / 3)]
+def test_smoothing_follows_a_line_and_averages_noise():
+    line = np.linspace(5.0, 1.0, 200)
+    assert smooth(line, reach=20)[:180] == pytest.approx(line[:180])
+    assert smooth(np.array([1.0, 2.0, 6.0, 3.0]), reach=1).tolist() == pytest.approx(
+        [1.0, 3.0, 11 / 3, 4.5]
+    )
 
 
 def test_the_picture_shows_training_and_validation(tmp_path):
