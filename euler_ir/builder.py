@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -22,10 +23,11 @@ import numpy as np
 
 from euler_ir import ops
 from euler_ir.errors import EulerError
-from euler_ir.graph import Function, Node, Value, active_builder
-from euler_ir.op import Op
+from euler_ir.graph import NAME, Function, Node, Value, active_builder
+from euler_ir.op import Op, result_types
 from euler_ir.types import BOOL, F32, DType, ShapeError, TensorType
 
+_LEGAL_NAME = re.compile(NAME)
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -47,6 +49,8 @@ class Builder:
         self._names: set[str] = set()
         self._counter = 0
         self._scopes: list = []
+        #: Source note for appended nodes; None asks the call stack.
+        self.source: str | None = None
 
     def __enter__(self) -> Builder:
         self._scopes.append(active_builder.set(self))
@@ -66,22 +70,21 @@ class Builder:
         """A new input of the function; names are its interface and must be unique."""
         if name in self._names:
             raise IRError(f"@{self.name}: two values are named %{name}")
-        value = Value(self._unique(name), TensorType(dtype, tuple(shape)))
+        self._check_name("input", name)
+        self._names.add(name)
+        value = Value(name, TensorType(dtype, tuple(shape)))
         self._inputs.append(value)
         return value
 
     def apply(self, op: Op, *operands: Value, name: str = ""):
         """Append a node; returns its result, or a tuple where the op has several."""
         types = tuple(value.type for value in operands)
-        source = _calling_line()
+        source = self.source if self.source is not None else _calling_line()
         try:
-            results = op.infer(*types)
+            results = result_types(op, types)
         except ShapeError as error:
             listed = ", ".join(map(repr, operands))
             raise IRError(f"{op.name}({listed}) needs {error} ({source})") from None
-        except ValueError as error:
-            raise IRError(f"{op.name}: takes another number of operands than {len(operands)} "
-                          f"({error}) ({source})") from None
         outputs = tuple(Value(self._unique(name), t) for t in results)
         self._nodes.append(Node(op, tuple(operands), outputs, source))
         return outputs[0] if len(outputs) == 1 else outputs
@@ -97,8 +100,16 @@ class Builder:
     def function(self, outputs: Mapping[str, Value],
                  donations: Mapping[str, str] | None = None) -> Function:
         """The finished function, its outputs by name."""
+        self._check_name("function", self.name)
+        for name in outputs:
+            self._check_name("output", name)
         return Function(self.name, tuple(self._inputs), tuple(self._nodes),
                         tuple(outputs.values()), tuple(outputs), dict(donations or {}))
+
+    def _check_name(self, kind: str, name: str) -> None:
+        if not _LEGAL_NAME.fullmatch(name):
+            raise IRError(f"@{self.name}: {kind} name {name!r} is not made of letters, digits, "
+                          "'_', '.' and '/'")
 
     def _unique(self, name: str) -> str:
         if not name or name.isdigit() or name in self._names:
@@ -109,6 +120,7 @@ class Builder:
                 if candidate not in self._names:
                     name = candidate
                     break
+        self._check_name("value", name)
         self._names.add(name)
         return name
 
@@ -134,11 +146,11 @@ class Builder:
     # Constants
 
     def full(self, value: float, dtype: DType, shape: Sequence[int] = ()) -> Value:
-        if dtype is BOOL:
-            value = bool(value)
-        else:
-            value = float(value) if dtype.is_float else int(value)
-        return self.apply(ops.Full(value, dtype, tuple(shape)))
+        """A tensor filled with one number, which the element type must be able to hold."""
+        kind = bool if dtype is BOOL else float if dtype.is_float else int
+        if kind is not float and kind(value) != value:
+            raise IRError(f"full: {value} is no value of type {dtype} ({_calling_line()})")
+        return self.apply(ops.Full(kind(value), dtype, tuple(shape)))
 
     def iota(self, size: int) -> Value:
         return self.apply(ops.Iota(size))
@@ -177,6 +189,9 @@ class Builder:
 
     def silu(self, x: Value) -> Value:
         return self.apply(ops.Silu(), x)
+
+    def swiglu(self, gate: Value, up: Value) -> Value:
+        return self.apply(ops.SwiGLU(), gate, up)
 
     def gelu(self, x: Value) -> Value:
         return self.apply(ops.Gelu(), x)

@@ -18,10 +18,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from euler_ir.errors import EulerError
 from euler_ir.types import TensorType
 
 if TYPE_CHECKING:
     from euler_ir.op import Op
+
+#: What names of values, outputs and functions are made of, as a regular expression.
+NAME = "[A-Za-z0-9_./]+"
 
 #: The builder that arithmetic on values appends to; set by `with Builder(...)`.
 active_builder: ContextVar[Any] = ContextVar("active_builder", default=None)
@@ -122,9 +126,18 @@ class Function:
                              f"{len(self.output_names)} output names")
 
     def input(self, name: str) -> Value:
-        return next(value for value in self.inputs if value.name == name)
+        """The input of this name; raises EulerError if there is none."""
+        for value in self.inputs:
+            if value.name == name:
+                return value
+        raise EulerError(f"@{self.name} has no input %{name}; its inputs are "
+                         + (", ".join(value.name for value in self.inputs) or "none"))
 
     def output(self, name: str) -> Value:
+        """The output of this name; raises EulerError if there is none."""
+        if name not in self.output_names:
+            raise EulerError(f"@{self.name} has no output {name}; its outputs are "
+                             + (", ".join(self.output_names) or "none"))
         return self.outputs[self.output_names.index(name)]
 
     def values(self) -> Iterator[Value]:

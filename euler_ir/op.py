@@ -25,6 +25,8 @@ a test or a user's file is a full citizen:
 
 from __future__ import annotations
 
+import inspect
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,13 +46,18 @@ REGISTRY: dict[str, type[Op]] = {}
 
 
 class Op:
-    """An operation with its attributes: `Matmul(transpose_b=True)` is an instance."""
+    """An operation with its attributes: `Matmul(transpose_b=True)` is an instance.
+
+    Two ops are equal when they have one class and one text: 0.0 is not -0.0, and NaN is NaN."""
 
     name: ClassVar[str]
+    #: Number of operands, taken from the signature of the op's meaning; None where it varies.
+    arity: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        dataclass(frozen=True)(cls)
+        dataclass(frozen=True, eq=False)(cls)
+        cls.arity = _arity(cls)
         if "name" not in cls.__dict__:
             return
         known = REGISTRY.get(cls.name)
@@ -79,6 +86,39 @@ class Op:
 
     def attributes(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and _exact(self) == _exact(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), _exact(self)))
+
+
+def result_types(op: Op, operands: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """`op.infer` behind a check of the number of operands; raises ShapeError."""
+    if op.arity is not None and len(operands) != op.arity:
+        raise ShapeError(f"{op.arity} operand{'s' * (op.arity != 1)}, got {_listed(operands)}")
+    return tuple(op.infer(*operands))
+
+
+def _arity(cls: type[Op]) -> int | None:
+    for method, leading in (("scalar", 1), ("row", 2), ("decompose", 2), ("evaluate", 1)):
+        if hasattr(cls, method):
+            parameters = list(inspect.signature(getattr(cls, method)).parameters.values())
+            if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
+                return len(parameters) - leading
+    return None
+
+
+def _exact(value: Any) -> Any:
+    """Attributes as hashable data that is equal only for what prints alike."""
+    if isinstance(value, Op):
+        return tuple([_exact(getattr(value, name)) for name in value.__dataclass_fields__])
+    if isinstance(value, tuple):
+        return tuple(map(_exact, value))
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return "float", float(value).hex()
+    return value
 
 
 class Pointwise(Op):

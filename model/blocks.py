@@ -58,7 +58,7 @@ def swiglu(b: Builder, config: ModelConfig, weights: Mapping[str, Value], layer:
     """down(silu(gate x) · up x)  (Shazeer 2020, arXiv:2002.05202), gate and up in one matrix."""
     gate_up = b.linear(x, weights[f"{layer}.mlp.gate_up.weight"])
     gate, up = b.split(gate_up, -1, (config.hidden, config.hidden))
-    return b.linear(b.silu(gate) * up, weights[f"{layer}.mlp.down.weight"])
+    return b.linear(b.swiglu(gate, up), weights[f"{layer}.mlp.down.weight"])
 
 
 def block(b: Builder, config: ModelConfig, weights: Mapping[str, Value], layer: str, x: Value,

@@ -84,5 +84,5 @@ def shrink(config: ModelConfig) -> ModelConfig:
     grouping = config.heads // config.kv_heads
     kv_heads = 1 if grouping > 1 else 2
     heads = kv_heads * min(grouping, 2)
-    return replace(config, width=8 * heads // 2, heads=heads, kv_heads=kv_heads, layers=2,
+    return replace(config, width=4 * heads, heads=heads, kv_heads=kv_heads, layers=2,
                    context=min(config.context, 8), vocabulary=13, hidden=11)

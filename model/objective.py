@@ -81,8 +81,8 @@ def training_step(config: ModelConfig, optimizer: AdamWConfig, batch: int, time:
                   accumulate: bool, dtype: DType = F32) -> Module:
     """The functions of a step.
 
-    Without accumulation one, `step`: weights, moments, micro-batch, rate, t, limit → new weights and
-    moments (donated), losses [K], gradient norm, applied, t. With it two: `accumulate` adds a
+    Without accumulation one, `step`: weights, moments, micro-batch, rate, t, limit → new weights
+    and moments (donated), losses [K], gradient norm, applied, t. With it two: `accumulate` adds a
     micro-batch's gradients and losses to sums (donated), `apply` updates from the sums."""
     if not accumulate:
         with Builder("step") as b:

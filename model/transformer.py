@@ -28,7 +28,8 @@ def rotary_tables(config: ModelConfig, dtype=np.float32) -> dict[str, np.ndarray
     angle = np.arange(config.context, dtype=np.float64)[:, None] * frequency
     cos = np.concatenate([np.cos(angle), np.cos(angle)], axis=1)
     sin = np.concatenate([-np.sin(angle), np.sin(angle)], axis=1)
-    return {"rotary.cos": cos[:, None, :].astype(dtype), "rotary.sin": sin[:, None, :].astype(dtype)}
+    tables = {"rotary.cos": cos, "rotary.sin": sin}
+    return {name: table[:, None, :].astype(dtype) for name, table in tables.items()}
 
 
 def rotary_inputs(b: Builder, config: ModelConfig, dtype: DType) -> tuple[Value, Value]:

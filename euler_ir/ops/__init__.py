@@ -35,6 +35,7 @@ from euler_ir.ops.pointwise import (
     Silu,
     Sqrt,
     Sub,
+    SwiGLU,
     Tanh,
 )
 from euler_ir.ops.random import RandomBits, UniformFromBits

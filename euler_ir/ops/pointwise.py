@@ -237,6 +237,28 @@ class SiluBackward(Pointwise):
         return g * (gate * (1.0 + x * (1.0 - gate)))
 
 
+class SwiGLU(Pointwise):
+    """y = silu(gate) · up  (Shazeer 2020, arXiv:2002.05202)"""
+    name = "swiglu"
+
+    def scalar(self, gate, up):
+        return gate * s.sigmoid(gate) * up
+
+    def backward(self, b, node, grads):
+        return b.apply(SwiGLUBackward(), *node.inputs, grads[0])
+
+
+class SwiGLUBackward(Pointwise):
+    """dgate = g up σ (1 + gate (1 - σ)), dup = g gate σ, with σ = σ(gate) computed again: cheaper
+    than storing silu(gate)"""
+    name = "swiglu_backward"
+
+    def scalar(self, gate, up, g):
+        opening = s.sigmoid(gate)
+        slope = opening * (1.0 + gate * (1.0 - opening))
+        return g * up * slope, g * gate * opening
+
+
 class Gelu(Pointwise):
     """y = x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))  (Hendrycks & Gimpel 2016, arXiv:1606.08415)"""
     name = "gelu"

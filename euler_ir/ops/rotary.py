@@ -15,7 +15,7 @@ class Rotary(Row):
         y_i = x_i cos_i - x_{i+D/2} sin_i,   y_{i+D/2} = x_{i+D/2} cos_i + x_i sin_i
 
     x [B, T, H, D]; cos and sin [T, 1, D] (or any shape that broadcasts), where sin carries the
-    sign: -sin in the first half, +sin in the second. `inverse` turns back, which is the gradient."""
+    sign: -sin in the first half, +sin in the second. `inverse` turns back: the gradient."""
     name = "rotary"
     inverse: bool = False
 

@@ -1,0 +1,1 @@
+"""Passes: one a module, each Function -> Function; `pipeline` says in which order and why."""
