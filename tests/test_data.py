@@ -7,18 +7,15 @@ import numpy as np
 import pytest
 
 from euler_ir.errors import EulerError
+from runtime.batches import BatchStream, ValidationSet, Windows, shuffled
 from runtime.data import (
     DEFAULT_TEXT,
-    BatchStream,
     Document,
     TokenStream,
-    ValidationSet,
-    Windows,
     byte_lengths,
     find_files,
     load_stream,
     load_text,
-    shuffled,
 )
 from runtime.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
 
@@ -387,6 +384,16 @@ def test_bits_per_byte_counts_the_bytes_of_the_targets():
     assert validation.metrics(log(256)) == pytest.approx(
         {"val_loss": log(256), "val_bits_per_byte": 8.0}
     )
+
+
+def test_an_id_that_the_vocabulary_leaves_out_has_no_bytes():
+    class Gapped(ByteTokenizer):
+        def decode_bytes(self, ids):
+            if ids == [7]:
+                raise EulerError("no token 7")
+            return bytes(ids)
+
+    assert byte_lengths(Gapped()).tolist() == [1] * 7 + [0] + [1] * 248
 
 
 def test_validation_shorter_than_a_window_is_padded():
