@@ -162,7 +162,7 @@ class Row(Op):
 
     def trace(self, *operands: TensorType) -> tuple[Expr, ...]:
         context = scalar.RowContext(self.space(*operands)[-1])
-        return _tuple(self.row(context, *scalar.inputs(operands)))
+        return _tuple(self.row(context, *scalar.inputs(operands, context.size)))
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         space = self.space(*operands)
@@ -180,7 +180,7 @@ class Row(Op):
     def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
         space = np.broadcast_shapes(*(operand.shape for operand in operands))
         context = scalar.RowContext(space[-1])
-        exprs = _tuple(self.row(context, *scalar.array_inputs(operands)))
+        exprs = _tuple(self.row(context, *scalar.array_inputs(operands, context.size)))
         arrays = scalar.evaluate(exprs, operands, space)
         return tuple(_spread(expr, array, space)
                      for expr, array in zip(exprs, arrays, strict=True))

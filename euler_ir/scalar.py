@@ -123,12 +123,34 @@ UNARY = {
 REDUCTIONS = ("sum", "max", "column_sum")
 
 
+_LOGIC = frozenset({"not", "and", "or", "xor"})
+_SHIFTS = frozenset({"shl", "shr", "mulhi"})
+_ARITHMETIC = frozenset({"neg", "abs", "add", "sub", "mul", "div", "max", "min", "lt", "le"})
+
+
 def const(value: int | float | bool, dtype: DType) -> Expr:
+    if not dtype.is_float and value != int(value):
+        raise ShapeError(f"a number of type {dtype}, got {value}")
     return Expr("const", (), dtype.compute, value, varies=False)
 
 
 def unary(op: str, x: Expr) -> Expr:
+    _check(op, x.dtype)
     return Expr(op, (x,), x.dtype, varies=x.varies)
+
+
+def _check(op: str, dtype: DType) -> None:
+    """Refuse an operation on a type it has no meaning for."""
+    if op in _LOGIC:
+        wanted, right = "integers or bool", not dtype.is_float
+    elif op in _SHIFTS:
+        wanted, right = "integers", not dtype.is_float and dtype is not BOOL
+    elif op in _ARITHMETIC:
+        wanted, right = "numbers", dtype is not BOOL
+    else:
+        wanted, right = "floats", dtype.is_float or op == "eq"
+    if not right:
+        raise ShapeError(f"'{op}' of {wanted}, got {dtype}")
 
 
 def binary(op: str, x, y) -> Expr:
@@ -138,6 +160,7 @@ def binary(op: str, x, y) -> Expr:
         y = const(y, x.dtype)
     if x.dtype is not y.dtype:
         raise ShapeError(f"'{op}' of one type, got {x.dtype} and {y.dtype}; cast one of them")
+    _check(op, x.dtype)
     dtype = BOOL if op in COMPARE else x.dtype
     return Expr(op, (x, y), dtype, varies=x.varies or y.varies)
 
@@ -244,15 +267,20 @@ class RowContext:
         return Expr("roll", (x,), x.dtype, shift % self.size)
 
 
-def inputs(operands: Sequence[TensorType]) -> list[Expr]:
-    """Leaves for typed operands."""
-    return [Expr("input", (), t.dtype.compute, i, varies=not t.shape or t.shape[-1] != 1)
+def inputs(operands: Sequence[TensorType], row_size: int | None = None) -> list[Expr]:
+    """Leaves for typed operands: all vary in a pointwise op, those of extent `row_size` in a row
+    op (operand 0 alone where rows have one element, and shapes cannot tell)."""
+    def varies(i: int, t: TensorType) -> bool:
+        if row_size is None:
+            return True
+        return i == 0 if row_size == 1 else t.shape[-1:] == (row_size,)
+    return [Expr("input", (), t.dtype.compute, i, varies=varies(i, t))
             for i, t in enumerate(operands)]
 
 
-def array_inputs(operands: Sequence[np.ndarray]) -> list[Expr]:
+def array_inputs(operands: Sequence[np.ndarray], row_size: int | None = None) -> list[Expr]:
     """Leaves for arrays: as `inputs`, but floats are in the type the arrays come in."""
-    return inputs([TensorType(DType.from_numpy(a.dtype), a.shape) for a in operands])
+    return inputs([TensorType(DType.from_numpy(a.dtype), a.shape) for a in operands], row_size)
 
 
 def storage(expr: Expr, operands: Sequence[TensorType]) -> DType:

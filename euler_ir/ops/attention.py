@@ -31,7 +31,8 @@ class Attention(Composite):
         q, k, v, lo, hi = operands
         ranges = TensorType(I32, q.shape[:2])
         if (q.rank != 4 or k.rank != 4 or k != v or k.dtype is not q.dtype
-                or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])
+                or not q.dtype.is_float
+                or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or not k.shape[2]
                 or q.shape[2] % k.shape[2] or lo != ranges or hi != ranges):
             raise ShapeError("q [B,T,H,D], k and v [B,S,G,D] with G dividing H, lo and hi i32 "
                              f"[B,T], got {', '.join(map(str, operands))}")

@@ -43,7 +43,8 @@ class ScatterAdd(Op):
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         indices, updates = operands
-        if indices.dtype is not I32 or updates.shape[:-1] != indices.shape:
+        if (indices.dtype is not I32 or not updates.rank or updates.shape[:-1] != indices.shape
+                or self.rows < 0):
             raise ShapeError(f"i32 indices [...] and updates [..., C], got {indices}, {updates}")
         return (updates.with_shape((self.rows, updates.shape[-1])),)
 

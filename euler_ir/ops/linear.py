@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from euler_ir.op import Op
@@ -43,8 +45,9 @@ class Matmul(Op):
         (x, w), (g,) = node.inputs, grads
         ta, tb = self.transpose_a, self.transpose_b
         if len(w.shape) == 2 and len(x.shape) > 2:
-            rows = b.reshape(x, (-1, x.shape[-1]))
-            dw = self._grad_b(b, rows, b.reshape(g, (-1, g.shape[-1])))
+            count = math.prod(x.shape[:-1])  # written out: with no columns, -1 cannot tell
+            rows = b.reshape(x, (count, x.shape[-1]))
+            dw = self._grad_b(b, rows, b.reshape(g, (count, g.shape[-1])))
         else:
             dw = self._grad_b(b, x, g)
         if ta:

@@ -63,6 +63,8 @@ class AdamW(Op):
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         n = self.count
+        if not (0 < self.beta1 < 1 and 0 < self.beta2 < 1):
+            raise ShapeError(f"beta1 and beta2 between 0 and 1, got {self.beta1}, {self.beta2}")
         if len(operands) != 4 * n + 4:
             raise ShapeError(f"4·{n} tensors and 4 scalars, got {len(operands)} operands")
         parameters, (rate, step, norm, limit) = operands[:n], operands[4 * n:]

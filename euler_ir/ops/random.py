@@ -48,8 +48,8 @@ class UniformFromBits(Pointwise):
         return (bits >> 8).cast(self.dtype) * 2.0**-24
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        if self.dtype not in (F32, F64):
-            raise ShapeError(f"dtype f32 or f64, got {self.dtype}")
+        if self.dtype not in (F32, F64) or operands[0].dtype is not U32:
+            raise ShapeError(f"u32 bits and dtype f32 or f64, got {operands[0]} and {self.dtype}")
         return (operands[0].with_dtype(self.dtype),)
 
     def backward(self, b, node, grads):

@@ -20,8 +20,11 @@ class Rotary(Row):
     inverse: bool = False
 
     def infer(self, *operands):
-        if operands[0].shape[-1] % 2:
-            raise ShapeError(f"an even last axis, got {operands[0]}")
+        x, cos, sin = operands
+        if not x.rank or x.shape[-1] % 2:
+            raise ShapeError(f"an even last axis, got {x}")
+        if self.space(x, cos, sin) != x.shape:
+            raise ShapeError(f"cos and sin that broadcast to {x}, got {cos} and {sin}")
         return super().infer(*operands)
 
     def row(self, row, x, cos, sin):

@@ -44,7 +44,9 @@ class RMSNorm(Row):
         return x * s.rsqrt(row.mean(x * x) + self.eps) * weight
 
     def backward(self, b, node, grads):
-        return b.apply(RMSNormBackward(self.eps), *node.inputs, grads[0])
+        x, weight = node.inputs
+        dx, dw = b.apply(RMSNormBackward(self.eps), x, weight, grads[0])
+        return [dx, b.cast(dw, weight.dtype)]
 
 
 class RMSNormBackward(Row):
@@ -71,8 +73,9 @@ class LayerNorm(Row):
         return centred * s.rsqrt(row.mean(centred * centred) + self.eps) * weight + bias
 
     def backward(self, b, node, grads):
-        x, weight, _ = node.inputs
-        return b.apply(LayerNormBackward(self.eps), x, weight, grads[0])
+        x, weight, bias = node.inputs
+        dx, dw, dbias = b.apply(LayerNormBackward(self.eps), x, weight, grads[0])
+        return [dx, b.cast(dw, weight.dtype), b.cast(dbias, bias.dtype)]
 
 
 class LayerNormBackward(Row):
@@ -101,10 +104,12 @@ class CrossEntropy(Row):
 
     def infer(self, *operands):
         logits, target = operands
+        if not logits.rank or not logits.dtype.is_float:
+            raise ShapeError(f"float logits [..., V], got {logits}")
         if target.dtype is not I32 or target.shape != logits.shape[:-1] + (1,):
             raise ShapeError(f"logits [..., V] and target i32[..., 1], got {logits} and {target}")
-        if self.vocabulary > logits.shape[-1]:
-            raise ShapeError(f"vocabulary at most {logits.shape[-1]}, got {self.vocabulary}")
+        if not 0 <= self.vocabulary <= logits.shape[-1]:
+            raise ShapeError(f"vocabulary from 0 to {logits.shape[-1]}, got {self.vocabulary}")
         return super().infer(*operands)
 
     def row(self, row, logits, target):

@@ -120,6 +120,8 @@ class Concat(Op):
     axis: int
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        if not operands:
+            raise ShapeError("at least one operand, got none")
         first = operands[0]
         if not 0 <= self.axis < first.rank:
             raise ShapeError(f"an axis of {first}, got {self.axis}")
@@ -211,8 +213,10 @@ class DynamicSlice(Op):
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         x, position = operands
-        if position != TensorType(I32, ()) or not 0 <= self.axis < x.rank:
-            raise ShapeError(f"x with axis {self.axis} and position i32[], got {x} and {position}")
+        if (position != TensorType(I32, ()) or not 0 <= self.axis < x.rank
+                or not 0 <= self.size <= x.shape[self.axis]):
+            raise ShapeError(f"x with {self.size} rows or more along axis {self.axis} and position "
+                             f"i32[], got {x} and {position}")
         return (x.with_shape(x.shape[:self.axis] + (self.size,) + x.shape[self.axis + 1:]),)
 
     def evaluate(self, x, position):
