@@ -21,9 +21,14 @@ class Program(Protocol):
 
 
 class Backend(Protocol):
-    """Lowers functions to kernels, and links plans of such kernels into programs."""
+    """Lowers functions to kernels, and links plans of such kernels into programs.
+
+    `composites` names the composite ops it has kernels for; the passes decompose all others.
+    `epilogues` tells whether its matmul takes pointwise ops on its result along."""
 
     name: str
+    composites: frozenset[str]
+    epilogues: bool
 
     def lower(self, function: Function) -> Sequence[Kernel]:
         """A kernel for every node that is not a view, in the function's order."""
@@ -32,6 +37,9 @@ class Backend(Protocol):
         """A runnable program. `bound` gives memory for some inputs, by name: contiguous arrays of
         the declared types, read (and, where donated, written) in place at every run; the other
         inputs are copied in."""
+
+    def listing(self, kernel: Kernel) -> Mapping[str, str]:
+        """What the kernel was compiled to, for people: text by file ending (`ll`, `s`, `ptx`)."""
 
 
 BACKENDS = ("llvm", "cuda", "reference")

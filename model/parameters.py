@@ -1,7 +1,6 @@
 """The parameters of a model: names, shapes, initial values, weight decay.
 
-Initialisation follows GPT-2 (Radford et al. 2019): matrices are normal with standard deviation 0.02,
-those that write to the residual stream divided by √(2·layers), so that its variance does not grow
+Initialisation follows GPT-2 (Radford et al. 2019): matrices are normal with deviation 0.02, those that write to the residual stream divided by √(2·layers), so that its variance does not grow
 with depth; norms start at one. Every tensor draws from its own counter-based stream, keyed by the
 seed and its name: values depend on neither the order nor the number of the others.
 """

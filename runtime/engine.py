@@ -1,0 +1,150 @@
+"""A model in memory: its weights, and the compiled functions that train and evaluate it.
+
+Weights, moments and gradient sums are arrays that live as long as the engine; the compiled programs
+are bound to them and update them in place (their functions donate them). Everything else a program
+needs lies in its own planned arena.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.backend import Backend
+from backends.memory import aligned_bytes, typed_view
+from euler_ir.errors import EulerError
+from euler_ir.graph import Function
+from euler_ir.types import F32, F64, DType, TensorType
+from model.config import ModelConfig
+from model.objective import evaluation_function, training_step
+from model.optimizer import AdamWConfig
+from model.parameters import parameters
+from model.transformer import rotary_tables
+from runtime.batches import MicroBatch, StepBatch, ValidationSet
+from runtime.dump import Dump
+from runtime.execute import compile_function
+
+#: What `--precision` takes, and the type a run then computes in.
+PRECISIONS = {"f32": F32, "f64": F64}
+
+
+def precision(name: str) -> DType:
+    """The type of a precision by its name; EulerError for one no backend has."""
+    if name not in PRECISIONS:
+        raise EulerError(f"precision {name!r} is not available: use {' or '.join(PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+class Model:
+    """Weights and rotary tables of a configuration, shared by all programs that use them."""
+
+    def __init__(self, config: ModelConfig, dtype: DType = F32) -> None:
+        self.config, self.dtype = config, dtype
+        self.parameters = parameters(config)
+        self.weights = {p.name: zeros(p.shape, dtype) for p in self.parameters}
+        self.tables = rotary_tables(config, dtype.numpy)
+
+    def initialise(self, seed: int) -> None:
+        for p in self.parameters:
+            self.weights[p.name][...] = p.initial(seed, self.dtype.numpy)
+
+    def load(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take over tensors by name; shapes must have been checked."""
+        for name, weight in self.weights.items():
+            weight[...] = tensors[name]
+
+    @property
+    def bound(self) -> dict[str, np.ndarray]:
+        return {**self.weights, **self.tables}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`loss` is head 0's mean over the step's tokens, in nats; `losses` those of all heads.
+    Where `applied` is false the gradient was not finite or over the limit, and nothing changed."""
+
+    loss: float
+    losses: np.ndarray
+    gradient_norm: float
+    applied: bool
+
+
+class Trainer:
+    """Runs training steps on a model."""
+
+    def __init__(self, model: Model, optimizer: AdamWConfig, backend: Backend, batch_size: int,
+                 context: int, accumulate: int = 1, norm_limit: float = math.inf,
+                 dump: Dump | None = None) -> None:
+        self.model, self.accumulate = model, accumulate
+        dtype = model.dtype
+        self.moments = {f"{moment}.{p.name}": zeros(p.shape, dtype)
+                        for moment in "mv" for p in model.parameters}
+        self.t = np.zeros((), np.int32)
+        self._limit = np.array(norm_limit, dtype.numpy)
+        functions = training_step(model.config, optimizer, batch_size, context,
+                                  accumulate > 1, dtype).functions
+        bound = {**model.bound, **self.moments, "t": self.t}
+        if accumulate > 1:
+            self._sums = {f"sum.{name}": zeros(weight.shape, dtype)
+                          for name, weight in model.weights.items()}
+            self._sums["sum.losses"] = zeros((model.config.prediction_heads,), dtype)
+            bound |= self._sums
+        self.programs = {name: compile_function(function, backend, _used(function, bound), dump)
+                         for name, function in functions.items()}
+
+    def step(self, batch: StepBatch, learning_rate: float) -> StepResult:
+        """One update from all micro-batches of the step; `t` counts the applied ones."""
+        dtype = self.model.dtype.numpy
+        update = {"learning_rate": np.array(learning_rate, dtype), "norm_limit": self._limit}
+        if self.accumulate == 1:
+            (micro_batch,) = batch.micro_batches
+            results = self.programs["step"].run(
+                {**_fields(micro_batch, batch.inverse_counts, dtype), **update})
+            losses = results["losses"]
+        else:
+            for array in self._sums.values():
+                array.fill(0)
+            for micro_batch in batch.micro_batches:
+                self.programs["accumulate"].run(
+                    _fields(micro_batch, batch.inverse_counts, dtype))
+            losses = self._sums["sum.losses"].copy()
+            results = self.programs["apply"].run(update)
+        return StepResult(float(losses[0]), losses, float(results["gradient_norm"]),
+                          bool(results["applied"]))
+
+
+class Evaluator:
+    """Scores a model on a validation set."""
+
+    def __init__(self, model: Model, backend: Backend, batch_size: int, context: int,
+                 dump: Dump | None = None) -> None:
+        self.model = model
+        function = evaluation_function(model.config, batch_size, context, model.dtype)
+        self._program = compile_function(function, backend, _used(function, model.bound), dump)
+
+    def loss(self, validation: ValidationSet) -> float:
+        """Head 0's mean loss in nats a token over the whole set."""
+        dtype = self.model.dtype.numpy
+        return math.fsum(
+            float(self._program.run(_fields(batch, validation.inverse_counts, dtype))["losses"][0])
+            for batch in validation.batches())
+
+
+def zeros(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """A zero array whose memory starts at a cache line."""
+    tensor = TensorType(dtype, shape)
+    return typed_view(aligned_bytes(tensor.bytes), 0, tensor)
+
+
+def _fields(batch: MicroBatch, inverse_counts: np.ndarray, dtype) -> dict[str, np.ndarray]:
+    return {"tokens": batch.tokens, "targets": batch.targets, "lo": batch.lo, "hi": batch.hi,
+            "inverse_counts": inverse_counts.astype(dtype)}
+
+
+def _used(function: Function, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of the arrays that the function has as inputs."""
+    names = {value.name for value in function.inputs}
+    return {name: array for name, array in arrays.items() if name in names}

@@ -1,0 +1,45 @@
+"""From a function to a program in one call: passes, lower, schedule, check, link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from backends.backend import Backend, Program
+from euler_ir.graph import Function
+from euler_ir.passes.pipeline import optimize
+from runtime.check_plan import check_plan
+from runtime.dump import Dump
+from runtime.schedule import schedule
+
+
+def compile_function(function: Function, backend: Backend,
+                     bound: Mapping[str, np.ndarray] | None = None,
+                     dump: Dump | None = None) -> Program:
+    """A program that runs the function. `bound` gives memory for inputs that stay where they are
+    between runs, see `Backend.link`; `dump` writes down every stage on the way."""
+    observer = partial(dump.stage, function.name) if dump else None
+    optimized = optimize(function, backend.composites, backend.epilogues, observer)
+    return link_function(optimized, backend, bound, dump=dump)
+
+
+def link_function(function: Function, backend: Backend,
+                  bound: Mapping[str, np.ndarray] | None = None, reuse: bool = True,
+                  dump: Dump | None = None) -> Program:
+    """As `compile_function` without the passes: the nodes run as they stand, so the backend must
+    have kernels for all of them. `reuse=False` keeps every value in memory of its own."""
+    kernels = backend.lower(function)
+    plan = schedule(function, kernels, reuse)
+    check_plan(plan)
+    if dump:
+        dump.schedule(plan)
+        dump.kernels(function, kernels, backend)
+    return backend.link(plan, bound)
+
+
+def run_function(function: Function, inputs: Mapping[str, np.ndarray],
+                 backend: Backend) -> dict[str, np.ndarray]:
+    """Compile a function and run it once: outputs by name; the inputs are not changed."""
+    return compile_function(function, backend).run(inputs)

@@ -1,0 +1,114 @@
+"""What a training run was asked to do: the settings, their defaults, their place in JSON.
+
+A run directory's `config.json` and every checkpoint hold them, so `--resume` needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import ClassVar
+
+from euler_ir.errors import EulerError
+from model.config import ModelConfig, preset
+from model.optimizer import AdamWConfig, LearningRate
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Batch, length and learning rate that suit a preset on the machine it is meant for."""
+
+    batch_size: int
+    steps: int
+    lr: float
+    warmup: int
+
+
+#: nano-1m's are chosen for a minute on two cores, see benchmarks/default-run.md.
+RECIPES = {
+    "nano-1m": Recipe(batch_size=4, steps=2000, lr=3e-3, warmup=50),
+    "nano-10m": Recipe(batch_size=8, steps=2000, lr=1e-3, warmup=100),
+    "nano-116m": Recipe(batch_size=8, steps=5000, lr=6e-4, warmup=200),
+    "llama-124m": Recipe(batch_size=4, steps=5000, lr=6e-4, warmup=200),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run's settings. `data` are the paths given (none: the shipped text), `tokenizer` a file or
+    None for one trained on the data; `steps` is the whole run's length, resumed parts included."""
+
+    preset: str
+    steps: int
+    batch_size: int
+    context: int
+    lr: float
+    schedule: str
+    warmup: int
+    data: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    precision: str = "f32"
+    accumulate: int = 1
+    eval_every: int = 0
+    checkpoint_every: int = 10
+    seed: int = 0
+
+    #: What a resumed run may change without being another run.
+    CHANGEABLE: ClassVar = ("steps", "data", "eval_every", "checkpoint_every")
+
+    @staticmethod
+    def for_preset(name: str, **given) -> Settings:
+        """The preset's recipe with what was given (not None) in its place."""
+        config = preset(name)
+        recipe = asdict(RECIPES[name])
+        given = {key: value for key, value in given.items() if value is not None}
+        values = {"context": config.context, "schedule": "cosine", **recipe, **given}
+        if "warmup" not in given:
+            values["warmup"] = min(values["warmup"], values["steps"] // 10)
+        if "eval_every" not in given:
+            values["eval_every"] = max(values["steps"] // 5, 1)
+        settings = Settings(preset=name, **values)
+        if settings.context > config.context:
+            raise EulerError(f"--context {settings.context} is longer than {name}'s "
+                             f"{config.context}")
+        return settings
+
+    def resumed_with(self, **given) -> Settings:
+        """These settings with the changes a resumed run may make; others are refused."""
+        changes = {key: value for key, value in given.items()
+                   if value is not None and value != getattr(self, key)}
+        for key in changes:
+            if key not in self.CHANGEABLE:
+                flag = "--" + key.replace("_", "-")
+                raise EulerError(f"{flag} {changes[key]} does not fit the run to resume, which has "
+                                 f"{getattr(self, key)}; leave it out, or start a new run")
+        return replace(self, **changes)
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        return LearningRate(self.schedule, self.lr, self.steps, self.warmup)
+
+    @property
+    def optimizer(self) -> AdamWConfig:
+        return AdamWConfig()
+
+    def model(self, vocabulary_size: int) -> ModelConfig:
+        """The preset's model for a tokenizer: one with fewer tokens than the preset allows makes
+        the embedding and heads smaller, one with more is refused."""
+        config = preset(self.preset)
+        if vocabulary_size > config.vocabulary:
+            raise EulerError(f"the tokenizer has {vocabulary_size} tokens, {self.preset} takes at "
+                             f"most {config.vocabulary}")
+        return replace(config, vocabulary=vocabulary_size)
+
+    def to_dict(self) -> dict:
+        return {**asdict(self), "data": list(self.data)}
+
+    @staticmethod
+    def from_dict(values: dict) -> Settings:
+        """From JSON; raises EulerError naming keys that are unknown or missing."""
+        known = {f.name for f in fields(Settings)}
+        required = {f.name for f in fields(Settings) if f.default is MISSING}
+        wrong = sorted((set(values) - known) | (required - set(values)))
+        if wrong:
+            raise EulerError(f"the run's settings have unknown or missing keys: {', '.join(wrong)}")
+        return Settings(**{**values, "data": tuple(values.get("data", ()))})

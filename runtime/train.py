@@ -1,0 +1,112 @@
+"""Train a model: `python -m runtime.train` learns Shakespeare on this machine's CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.backend import create
+from euler_ir.errors import EulerError
+from model.config import PRESETS
+from model.optimizer import SCHEDULES
+from runtime.checkpoint import load_checkpoint
+from runtime.cli import INTERRUPTED, OK, Parser, integer, number, run_command
+from runtime.dump import Dump
+from runtime.generation import Generator
+from runtime.run_directory import claim_run_directory, new_run_directory
+from runtime.sampler import Sampler
+from runtime.settings import Settings
+from runtime.training import Run, read_settings
+
+_SAMPLE_TOKENS = 200
+
+
+def parser() -> Parser:
+    p = Parser(prog="python -m runtime.train", description=__doc__)
+    p.add_argument("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)} (nano-1m)")
+    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
+    p.add_argument("--data", nargs="+", metavar="PATH",
+                   help="text files, token shards or directories of them (the shipped Shakespeare)")
+    p.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json (one trained on the data)")
+    p.add_argument("--out", metavar="DIR", help="the run's directory (runs/<date>-<preset>)")
+    p.add_argument("--steps", type=integer(1), metavar="N", help="length of the whole run")
+    p.add_argument("--batch-size", type=integer(1), metavar="B", help="rows of a micro-batch")
+    p.add_argument("--context", type=integer(1), metavar="T", help="tokens of a row")
+    p.add_argument("--precision", metavar="P", help="f32 or f64 (f32)")
+    p.add_argument("--accumulate", type=integer(1), metavar="N", help="micro-batches a step (1)")
+    p.add_argument("--lr", type=number(0, above=True), metavar="X", help="peak learning rate")
+    p.add_argument("--schedule", choices=SCHEDULES, help="of the learning rate (cosine)")
+    p.add_argument("--warmup", type=integer(0), metavar="N", help="steps of linear warm-up")
+    p.add_argument("--eval-every", type=integer(0), metavar="N",
+                   help="steps between validations (a fifth of the run; 0: none)")
+    p.add_argument("--checkpoint-every", type=integer(1), metavar="N",
+                   help="steps between checkpoints (10)")
+    p.add_argument("--seed", type=integer(0, 2**63 - 1), metavar="S", help="of everything random")
+    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all allowed)")
+    p.add_argument("--cpu-features", metavar="LIST", help="LLVM features, such as -avx512f")
+    p.add_argument("--dump-ir", metavar="DIR", help="write down every stage of the compiler")
+    p.add_argument("--resume", metavar="DIR", help="go on with a run directory or checkpoint")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    given = {name: getattr(arguments, name) for name in (
+        "steps", "batch_size", "context", "lr", "schedule", "warmup", "precision", "tokenizer",
+        "accumulate", "eval_every", "checkpoint_every", "seed")}
+    given["data"] = tuple(str(Path(path).resolve()) for path in arguments.data or ()) or None
+    if given["tokenizer"]:
+        given["tokenizer"] = str(Path(given["tokenizer"]).resolve())
+    backend = create(arguments.backend, threads=arguments.threads,
+                     cpu_features=arguments.cpu_features)
+    dump = Dump(arguments.dump_ir) if arguments.dump_ir else None
+    if arguments.resume:
+        run = _resume(arguments, given, backend, dump)
+    else:
+        settings = Settings.for_preset(arguments.preset or "nano-1m", **given)
+        directory = (claim_run_directory(arguments.out) if arguments.out
+                     else new_run_directory(settings.preset))
+        run = Run(settings, directory, backend, dump=dump)
+    print(run.describe(), file=sys.stderr)
+    finished = run.train()
+    print(f"run directory {run.directory}", file=sys.stderr)
+    if not finished:
+        print(f"stopped after step {run.progress.step}; go on with --resume {run.directory}",
+              file=sys.stderr)
+        return INTERRUPTED
+    _sample(run)
+    return OK
+
+
+def _resume(arguments, given: dict, backend, dump: Dump | None) -> Run:
+    """The run of a run directory, or of the run directory that a checkpoint lies in."""
+    if arguments.out:
+        raise EulerError("--out names a new run's directory; a resumed run stays in its own")
+    path = Path(arguments.resume)
+    checkpoint = load_checkpoint(path)
+    if checkpoint is None:
+        print(f"{path} has no checkpoint yet: starting at step 0", file=sys.stderr)
+        settings, directory = read_settings(path), path
+    else:
+        for note in checkpoint.notes:
+            print(note, file=sys.stderr)
+        settings = Settings.from_dict(checkpoint.state["settings"])
+        directory = checkpoint.path.parent.parent
+        print(f"resuming after step {checkpoint.step}", file=sys.stderr)
+    settings = settings.resumed_with(preset=arguments.preset, **given)
+    return Run(settings, directory, backend, checkpoint, dump)
+
+
+def _sample(run: Run) -> None:
+    """What the trained model writes by itself."""
+    tokenizer = run.data.tokenizer
+    prompt = run.data.held_out.read(0, 1)
+    generator = Generator(run.model, run.backend)
+    sampler = Sampler(temperature=0.8, top_k=50, seed=run.settings.seed)
+    ids = list(generator.stream([int(token) for token in prompt], _SAMPLE_TOKENS, sampler))
+    print(tokenizer.decode(ids))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

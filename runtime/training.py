@@ -1,0 +1,236 @@
+"""The training run: data, model and loop, stopped and resumed at any step.
+
+Step s is the state after s updates have been tried. A checkpoint holds everything that decides what
+comes next; wall-clock time, thread count and the steps at which one evaluates or saves do not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from backends.backend import Backend
+from euler_ir.errors import EulerError
+from model.config import ModelConfig, preset
+from model.parameters import parameter_count
+from model.tokenizer import Tokenizer, train_tokenizer
+from runtime.batches import BatchStream, ValidationSet
+from runtime.checkpoint import Checkpoint, CheckpointWriter
+from runtime.data import (
+    DEFAULT_TEXT,
+    TokenStream,
+    byte_lengths,
+    encode,
+    find_files,
+    load_stream,
+    load_text,
+)
+from runtime.dump import Dump
+from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
+from runtime.files import write_atomic
+from runtime.metrics import MetricsWriter, plot_losses
+from runtime.settings import Settings
+
+CONFIG_NAME = "config.json"
+#: So many updates left out in a row mean that the run has diverged.
+_SKIPPED_IN_A_ROW = 20
+
+
+class Data:
+    """A run's tokenizer and token streams."""
+
+    def __init__(self, settings: Settings, tokenizer_json: str | None) -> None:
+        paths = list(settings.data) or [DEFAULT_TEXT]
+        if tokenizer_json is not None:
+            self.tokenizer = Tokenizer.from_json(tokenizer_json)
+        elif settings.tokenizer:
+            self.tokenizer = Tokenizer.load(settings.tokenizer)
+        else:
+            stream = self._train_tokenizer(settings, paths)
+            self.train, self.held_out = stream.split()
+            return
+        self.train, self.held_out = load_stream(paths, self.tokenizer).split()
+
+    def _train_tokenizer(self, settings: Settings, paths: list) -> TokenStream:
+        """A tokenizer of the preset's size from the texts, and the texts as its tokens."""
+        if any(path.suffix == ".bin" for path in find_files(paths)):
+            raise EulerError("token shards need the tokenizer they were made with: give --tokenizer")
+        texts = load_text(paths)
+        size = preset(settings.preset).vocabulary
+        self.tokenizer = train_tokenizer([text.text for text in texts], size)
+        documents = [encode(text, self.tokenizer) for text in texts]
+        return TokenStream(documents, self.tokenizer.vocabulary_size)
+
+
+class StopRequest:
+    """Turns the first Ctrl-C (or SIGTERM) into a flag that the loop reads between steps; a second
+    one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> StopRequest:
+        self._previous = {number: signal.signal(number, self._handle)
+                          for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0
+    skipped_in_a_row: int = 0
+
+
+class Run:
+    """A training run in its directory."""
+
+    def __init__(self, settings: Settings, directory: Path, backend: Backend,
+                 checkpoint: Checkpoint | None = None, dump: Dump | None = None) -> None:
+        self.settings, self.directory, self.backend = settings, directory, backend
+        self.data = Data(settings, checkpoint.tokenizer_json if checkpoint else None)
+        self.config = (ModelConfig.from_dict(checkpoint.state["model"]) if checkpoint
+                       else settings.model(self.data.tokenizer.vocabulary_size))
+        self.batches = BatchStream(
+            self.data.train, batch_size=settings.batch_size, context=settings.context,
+            heads=self.config.prediction_heads, seed=settings.seed,
+            accumulate=settings.accumulate)
+        self.validation = ValidationSet(
+            self.data.held_out, batch_size=settings.batch_size, context=settings.context,
+            byte_lengths=byte_lengths(self.data.tokenizer))
+        self.model = Model(self.config, precision(settings.precision))
+        self.trainer = Trainer(self.model, settings.optimizer, backend, settings.batch_size,
+                               settings.context, settings.accumulate, dump=dump)
+        self.evaluator = Evaluator(self.model, backend, settings.batch_size, settings.context, dump)
+        self.progress = Progress()
+        if checkpoint:
+            self._restore(checkpoint)
+        else:
+            self.model.initialise(settings.seed)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        shapes = {name: weight.shape for name, weight in self.model.weights.items()}
+        checkpoint.check_shapes(shapes)
+        self.model.load(checkpoint.tensors)
+        for name, moment in self.trainer.moments.items():
+            moment[...] = checkpoint.moments[name]
+        self.trainer.t[...] = checkpoint.state["t"]
+        self.batches.restore(checkpoint.state["data"])
+        self.progress = Progress(checkpoint.step, checkpoint.state["skipped_in_a_row"])
+
+    def train(self) -> bool:
+        """Train to the last step, or until asked to stop; whether the last step was reached."""
+        settings, progress = self.settings, self.progress
+        write_atomic(self.directory / CONFIG_NAME, self._config_json())
+        with (StopRequest() as stop, MetricsWriter(self.directory, step=progress.step) as metrics,
+              CheckpointWriter(self.directory, step=progress.step) as writer,
+              self._progress_bar() as bar):
+            gc.freeze()  # what is alive now stays; collections need not look at it again
+            while progress.step < settings.steps and not stop.requested:
+                self._step(metrics, bar)
+                last = progress.step == settings.steps
+                if settings.eval_every and (progress.step % settings.eval_every == 0 or last):
+                    self._validate(metrics, bar)
+                if progress.step % settings.checkpoint_every == 0 and not last:
+                    self._save(writer)
+            self._save(writer, final=True)
+        plot_losses(self.directory)
+        return progress.step >= settings.steps
+
+    def _step(self, metrics: MetricsWriter, bar: tqdm) -> None:
+        progress, start = self.progress, time.perf_counter()
+        rate = self.settings.learning_rate.at(progress.step)
+        result = self.trainer.step(self.batches.batch(), rate)
+        self.batches.advance()
+        progress.step += 1
+        speed = self.batches.tokens_per_step / (time.perf_counter() - start)
+        metrics.write(progress.step, loss=result.loss, grad_norm=result.gradient_norm, lr=rate,
+                      tokens_per_second=round(speed), applied=result.applied)
+        self._watch(result)
+        bar.set_postfix_str(f"loss {result.loss:.3f}, {speed:,.0f} tok/s", refresh=False)
+        bar.update()
+
+    def _watch(self, result: StepResult) -> None:
+        """Say when an update was left out, and stop a run that does nothing else."""
+        progress = self.progress
+        progress.skipped_in_a_row = 0 if result.applied else progress.skipped_in_a_row + 1
+        if result.applied:
+            return
+        tqdm.write(f"step {progress.step}: the gradient's norm is {result.gradient_norm}; "
+                   "update left out", file=sys.stderr)
+        if progress.skipped_in_a_row >= _SKIPPED_IN_A_ROW:
+            raise EulerError(f"{_SKIPPED_IN_A_ROW} updates in a row had no finite gradient, the "
+                             f"last at step {progress.step}: lower --lr or resume an earlier "
+                             f"checkpoint of {self.directory}")
+
+    def _validate(self, metrics: MetricsWriter, bar: tqdm) -> None:
+        values = self.validation.metrics(self.evaluator.loss(self.validation))
+        metrics.write(self.progress.step, **values)
+        bar.write(f"step {self.progress.step:>6}: validation loss {values['val_loss']:.4f} nats a "
+                  f"token, {values['val_bits_per_byte']:.4f} bits a byte", file=sys.stderr)
+
+    def _save(self, writer: CheckpointWriter, final: bool = False) -> None:
+        state = {
+            "step": self.progress.step,
+            "skipped_in_a_row": self.progress.skipped_in_a_row,
+            "t": int(self.trainer.t),
+            "data": self.batches.state(),
+            "model": self.config.to_dict(),
+            "settings": self.settings.to_dict(),
+        }
+        writer.save(self.model.weights, self.trainer.moments, state,
+                    self.data.tokenizer.to_json(), final=final)
+
+    def _config_json(self) -> bytes:
+        values = {"settings": self.settings.to_dict(), "model": self.config.to_dict(),
+                  "backend": self.backend.name}
+        return (json.dumps(values, indent=2) + "\n").encode()
+
+    def _progress_bar(self) -> tqdm:
+        return tqdm(total=self.settings.steps, initial=self.progress.step, unit="step",
+                    desc=self.settings.preset, dynamic_ncols=True, mininterval=0.25)
+
+    def describe(self) -> str:
+        """The run's arithmetic, for the head of its output."""
+        settings, batches = self.settings, self.batches
+        micro = f"{settings.batch_size} x {settings.context}"
+        if settings.accumulate > 1:
+            micro = f"{settings.accumulate} x {micro}"
+        passes = settings.steps * batches.windows_per_step / batches.windows.count
+        return (f"{settings.preset}: {parameter_count(self.config):,} parameters, "
+                f"{self.data.tokenizer.vocabulary_size} tokens, backend {self.backend.name}\n"
+                f"{settings.steps} steps of {micro} = {batches.tokens_per_step:,} tokens: "
+                f"{passes:.2f} passes over {len(self.data.train):,} tokens, "
+                f"{len(self.data.held_out):,} held out")
+
+
+def read_settings(directory: Path) -> Settings:
+    """The settings a run directory was started with."""
+    path = directory / CONFIG_NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EulerError(f"{directory} is no run directory: it has no {CONFIG_NAME}") from None
+    except (OSError, ValueError) as error:
+        raise EulerError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, Mapping) or not isinstance(values.get("settings"), Mapping):
+        raise EulerError(f"{path} has no settings of a run")
+    return Settings.from_dict(dict(values["settings"]))
