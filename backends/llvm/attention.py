@@ -1,0 +1,313 @@
+"""Flash attention for the LLVM backend: o = softmax(scale q kᵀ) v with no T×S matrix.
+
+A tile is a block of queries of one batch row and key head, with the query heads that share that key
+head (Dao et al. 2022, arXiv:2205.14135, on a CPU's caches). It reads its queries' key ranges, packs
+the queries, times the scale, and goes through the keys that any of them sees, a block at a time:
+
+    pack the block's keys with the keys along vector lanes, its values as rows
+    for each strip of rows (as many as a register tile has):
+        scores = strip of q · keys                    in the panels that the strip sees
+        mask those of its edge panels
+        largest' = max(largest, max of scores)
+        p = e^(scores - largest'),  shrink = e^(largest - largest')
+        total = total shrink + sum of p,  o = o shrink + p · values
+
+and at last o / total and log_sum = largest + log total. `total` is kept a lane at a time and added
+up at the end only. A strip's scores stay in the L1 cache from product to product.
+
+Causal blocks differ in work: the last queries, which see most, are tiles handed out first.
+"""
+
+from llvmlite import ir
+
+from backends.llvm import emit as e
+from backends.llvm.attention_blocks import (
+    BlockEmitter,
+    Product,
+    Scratch,
+    Sizes,
+    Strip,
+    add_range_arrays,
+    exp,
+    fold,
+)
+from backends.llvm.emit import I32, I64, POINTER, constant
+from backends.llvm.kernel import KernelSource, Phase
+from backends.llvm.target import Target
+from euler_ir.graph import Node
+
+__all__ = ["attention"]
+
+# Scores below any that matter, yet finite: a row that has seen no key has no NaN on its way.
+LOWEST = -3.0e38
+
+# Rows of a tile: enough for packing a key (some 4 multiply-adds a number) to vanish beside them,
+# few enough that q, o and a block of keys and values stay in L2.
+_ROWS = 96
+# Tiles that keep a machine's cores busy, if the queries can be cut so far.
+_TILES = 16
+_KEYS = 128
+
+
+def attention(node: Node, target: Target) -> KernelSource:
+    """The kernel of an Attention node: args q, k, v, lo, hi, o, log_sum."""
+    q, k = node.inputs[0].type, node.inputs[1].type
+    return attention_kernel(Sizes.of(q, k, node.op.scale), target)
+
+
+def attention_kernel(sizes: Sizes, target: Target) -> KernelSource:
+    key = f"attention {sizes}"
+    plan = _Plan(sizes, target)
+
+    def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
+        _Forward(target, plan, module, symbols[0]).emit_kernel()
+
+    return KernelSource(
+        key, (Phase("attention", plan.tiles),), emit, scratch_bytes=plan.scratch.bytes
+    )
+
+
+class _Plan:
+    """How the work is cut, and the scratch that a tile needs."""
+
+    def __init__(self, sizes: Sizes, target: Target):
+        self.sizes = sizes
+        strip = self.strip = Strip.of(target, sizes.dtype)
+        pairs = sizes.batch * sizes.groups
+        rows = sizes.queries * sizes.repeat
+        parts = max(-(-rows // _ROWS), min(-(-_TILES // pairs), -(-rows // (4 * strip.rows))))
+        self.block_queries = -(-sizes.queries // parts)
+        self.blocks = -(-sizes.queries // self.block_queries)
+        self.tiles = pairs * self.blocks
+        self.block_keys = min(_KEYS, strip.columns(sizes.keys))
+        self.columns = strip.columns(sizes.width)
+        self.strips = -(-self.block_queries * sizes.repeat // strip.rows)
+        self.scratch = self._layout()
+
+    def _layout(self) -> Scratch:
+        rows, scalar = self.strips * self.strip.rows, e.float_type(self.sizes.dtype)
+        scratch = Scratch()
+        add_range_arrays(scratch, self.sizes, self.strip, self.block_queries, rows)
+        scratch.add("q", rows * self.columns, scalar)
+        scratch.add("keys", self.block_keys * self.sizes.width, scalar)
+        scratch.add("values", self.block_keys * self.columns, scalar)
+        scratch.add("scores", self.strip.rows * self.block_keys, scalar)
+        scratch.add("o", rows * self.columns, scalar)
+        vectors = -(-self.strip.rows // self.strip.lanes) * self.strip.lanes
+        scratch.add("largest", rows + vectors, scalar)
+        scratch.add("next_largest", vectors, scalar)
+        scratch.add("shrink", vectors, scalar)
+        scratch.add("total", rows * self.strip.lanes, scalar)
+        return scratch
+
+
+class _Forward(BlockEmitter):
+    def __init__(self, target: Target, plan: _Plan, module: ir.Module, symbol: str):
+        super().__init__(target, plan.sizes, module, symbol)
+        self.plan, self.scratch = plan, plan.scratch
+
+    def emit_kernel(self) -> None:
+        sizes, plan, at = self.sizes, self.plan, self.scratch.at
+        function = ir.Function(self.module, e.KERNEL_TYPE, self.symbol)
+        args, tile, scratch = function.args
+        b = ir.IRBuilder(function.append_basic_block("entry"))
+        pairs = constant(sizes.batch * sizes.groups)
+        block = b.sub(constant(plan.blocks - 1), b.udiv(tile, pairs))
+        pair = b.urem(tile, pairs)
+        item, group = b.udiv(pair, constant(sizes.groups)), b.urem(pair, constant(sizes.groups))
+        query0 = b.mul(block, constant(plan.block_queries))
+        queries = e.minimum(b, constant(plan.block_queries), b.sub(constant(sizes.queries), query0))
+        token0 = b.add(b.mul(item, constant(sizes.queries)), query0)
+        head = b.add(b.mul(token0, constant(sizes.heads)), b.mul(group, constant(sizes.repeat)))
+        b.call(self.begin(), [args, token0, head, queries, scratch])
+        start, stop = (self.load_index(b, at(b, scratch, "hull", n)) for n in range(2))
+        with self.count_up(b, start, stop, plan.block_keys) as key0:
+            count = e.minimum(b, constant(plan.block_keys), b.sub(stop, key0))
+            token = b.add(b.mul(item, constant(sizes.keys)), key0)
+            source = b.mul(
+                b.add(b.mul(token, constant(sizes.groups)), group), constant(sizes.width)
+            )
+            b.call(self.pack_block(), [args, source, key0, count, scratch])
+            b.call(self.attend_block(), [key0, count, queries, scratch])
+        b.call(self.finish(), [args, head, queries, scratch])
+        b.ret_void()
+
+    def strips(self, b: ir.IRBuilder, queries: ir.Value) -> ir.Value:
+        """How many strips the rows of so many queries fill."""
+        rows = b.mul(queries, constant(self.sizes.repeat))
+        return b.udiv(b.add(rows, constant(self.strip.rows - 1)), constant(self.strip.rows))
+
+    def begin(self) -> ir.Function:
+        """`void f(args, token0, head, queries, scratch)`: ranges, queries, and no keys seen yet."""
+        sizes, at = self.sizes, self.scratch.at
+        load_ranges = self.load_ranges(self.scratch)
+        pack_queries = self.pack_rows(
+            "pack_queries", sizes.heads * sizes.width, sizes.repeat, sizes.scale
+        )
+
+        def define(b, args, token0, head, queries, scratch):
+            lo, hi = (e.address(b, self.operand(b, args, n), token0, I32) for n in (3, 4))
+            strips = self.strips(b, queries)
+            b.call(load_ranges, [lo, hi, queries, strips, scratch])
+            source = self.at(b, self.operand(b, args, 0), b.mul(head, constant(sizes.width)))
+            packed, keep = at(b, scratch, "q"), at(b, scratch, "keep")
+            b.call(pack_queries, [source, keep, queries, packed])
+            rows, used = b.mul(strips, constant(self.strip.rows)), b.mul(queries, constant(sizes.repeat))
+            columns = constant(self.plan.columns)
+            rest = self.at(b, packed, b.mul(used, columns))
+            self.zero(b, rest, b.mul(b.sub(rows, used), columns))
+            self.zero(b, at(b, scratch, "o"), b.mul(rows, columns))
+            self.zero(b, at(b, scratch, "total"), b.mul(rows, constant(self.strip.lanes)))
+            with e.loop(b, rows, 1) as (row, _):
+                e.store(b, ir.Constant(self.scalar, LOWEST), at(b, scratch, "largest", row))
+
+        return self.function("begin", [POINTER, I64, I64, I64, POINTER], define)
+
+    def pack_block(self) -> ir.Function:
+        """`void f(args, source, key0, count, scratch)`: pack the keys and values of a block."""
+        sizes, at = self.sizes, self.scratch.at
+        pack_keys = self.pack_transposed()
+        pack_values = self.pack_rows("pack_values", sizes.groups * sizes.width, 1)
+
+        def define(b, args, source, key0, count, scratch):
+            keys = self.at(b, self.operand(b, args, 1), source)
+            b.call(pack_keys, [keys, count, at(b, scratch, "keys")])
+            values, packed = self.at(b, self.operand(b, args, 2), source), at(b, scratch, "values")
+            b.call(pack_values, [values, at(b, scratch, "seen", key0), count, packed])
+            columns = constant(self.plan.columns)
+            rest = b.mul(b.sub(self.round_up(b, count), count), columns)
+            self.zero(b, self.at(b, packed, b.mul(count, columns)), rest)
+
+        return self.function("pack_block", [POINTER, I64, I64, I64, POINTER], define)
+
+    def attend_block(self) -> ir.Function:
+        """`void f(key0, count, queries, scratch)`: every strip attends to a block of keys."""
+        strip, plan, at = self.strip, self.plan, self.scratch.at
+        score = self.product("score", Product(
+            a_row=plan.columns, a_depth=1, b_panel=self.sizes.width * strip.panel,
+            b_depth=strip.panel, c_row=plan.block_keys, then="store",
+        ))  # fmt: skip
+        mix = self.product("mix", Product(
+            a_row=plan.block_keys, a_depth=1, b_panel=strip.panel, b_depth=plan.columns,
+            c_row=plan.columns, then="scale",
+        ))  # fmt: skip
+        mask, weigh = self.mask("mask", plan.block_keys, float("-inf")), self.weigh()
+
+        def define(b, key0, count, queries, scratch):
+            panels = b.udiv(self.round_up(b, count), constant(strip.panel))
+            with e.loop(b, self.strips(b, queries), 1) as (s, _):
+                row = b.mul(s, constant(strip.rows))
+                bounds = at(b, scratch, "bounds", b.mul(s, constant(4)))
+                seen = self.visible_panels(b, bounds, key0, panels)
+                with b.if_then(b.icmp_signed("<", seen.first, seen.stop)):
+                    used = b.sub(seen.stop, seen.first)
+                    column = b.mul(seen.first, constant(strip.panel))
+                    numbers = b.mul(used, constant(strip.panel))
+                    scores = at(b, scratch, "scores", column)
+                    q = at(b, scratch, "q", b.mul(row, constant(plan.columns)))
+                    keys = at(b, scratch, "keys", b.mul(column, constant(self.sizes.width)))
+                    b.call(score, [q, keys, used, constant(self.sizes.width), scores])
+                    b.call(mask, [
+                        at(b, scratch, "scores"), at(b, scratch, "row_lo", row),
+                        at(b, scratch, "row_hi", row), key0, *seen.panels,
+                    ])  # fmt: skip
+                    b.call(weigh, [scores, numbers, row, scratch])
+                    o = at(b, scratch, "o", b.mul(row, constant(plan.columns)))
+                    values = at(b, scratch, "values", b.mul(column, constant(plan.columns)))
+                    across = constant(plan.columns // strip.panel)
+                    shrink = at(b, scratch, "shrink")
+                    b.call(mix, [scores, values, across, numbers, o, shrink])
+
+        return self.function("attend_block", [I64, I64, I64, POINTER], define)
+
+    def weigh(self) -> ir.Function:
+        """`void f(scores, count, row, scratch)`: a strip's scores into weights e^(score - largest),
+        with `largest`, `shrink` and `total` of its rows, the first of them `row`, brought up."""
+        strip, plan, at = self.strip, self.plan, self.scratch.at
+        width = range(0, strip.panel, strip.lanes)
+
+        def define(b, scores, count, row, scratch):
+            with e.loop(b, constant(strip.rows), 1) as (r, _):
+                first = self.at(b, scores, b.mul(r, constant(plan.block_keys)))
+                before = self.spread(b, at(b, scratch, "largest", b.add(row, r)))
+                with e.loop(b, count, strip.panel, [before] * strip.vectors) as (j, largest):
+                    for v, start in enumerate(width):
+                        score = e.load(b, self.at(b, first, b.add(j, constant(start))), self.vector)
+                        largest[v] = larger(b, score, largest[v])
+                most = across_lanes(b, fold(b, larger, largest), larger)
+                e.store(b, most, at(b, scratch, "next_largest", r))
+            for start in range(0, strip.rows, strip.lanes):
+                before = e.load(
+                    b, at(b, scratch, "largest", b.add(row, constant(start))), self.vector
+                )
+                now = e.load(b, at(b, scratch, "next_largest", start), self.vector)
+                e.store(b, exp(b, b.fsub(before, now)), at(b, scratch, "shrink", start))
+            with e.loop(b, constant(strip.rows), 1) as (r, _):
+                first = self.at(b, scores, b.mul(r, constant(plan.block_keys)))
+                most = self.spread(b, at(b, scratch, "next_largest", r))
+                zeros = [self.number(0.0)] * strip.vectors
+                with e.loop(b, count, strip.panel, zeros) as (j, sums):
+                    for v, start in enumerate(width):
+                        pointer = self.at(b, first, b.add(j, constant(start)))
+                        weight = exp(b, b.fsub(e.load(b, pointer, self.vector), most))
+                        e.store(b, weight, pointer)
+                        sums[v] = b.fadd(sums[v], weight)
+                total = at(b, scratch, "total", b.mul(b.add(row, r), constant(strip.lanes)))
+                before = b.fmul(
+                    e.load(b, total, self.vector), self.spread(b, at(b, scratch, "shrink", r))
+                )
+                e.store(b, b.fadd(before, fold(b, lambda b, x, y: b.fadd(x, y), sums)), total)
+                most = e.load(b, at(b, scratch, "next_largest", r), self.scalar)
+                e.store(b, most, at(b, scratch, "largest", b.add(row, r)))
+
+        return self.function("weigh", [POINTER, I64, I64, POINTER], define)
+
+    def finish(self) -> ir.Function:
+        """`void f(args, head, queries, scratch)`: divide by the totals and write the results."""
+        sizes, plan, at = self.sizes, self.plan, self.scratch.at
+
+        def define(b, args, head, queries, scratch):
+            o, log_sums = (self.operand(b, args, n) for n in (5, 6))
+            with e.loop(b, queries, 1) as (i, _):
+                with e.loop(b, constant(sizes.repeat), 1) as (r, _):
+                    row = b.add(b.mul(i, constant(sizes.repeat)), r)
+                    place = b.add(head, b.add(b.mul(i, constant(sizes.heads)), r))
+                    lanes = e.load(
+                        b, at(b, scratch, "total", b.mul(row, constant(self.strip.lanes))),
+                        self.vector,
+                    )  # fmt: skip
+                    largest = e.load(b, at(b, scratch, "largest", row), self.scalar)
+                    target = self.at(b, o, b.mul(place, constant(sizes.width)))
+                    source = at(b, scratch, "o", b.mul(row, constant(plan.columns)))
+                    log_sum = self.normalise(b, lanes, largest, source, target)
+                    e.store(b, log_sum, self.at(b, log_sums, place))
+
+        return self.function("finish", [POINTER, I64, I64, POINTER], define)
+
+    def normalise(self, b, lanes, largest, source, target) -> ir.Value:
+        """Write o / total, or 0 if the row saw no key, and give its log_sum."""
+        total = across_lanes(b, lanes, lambda b, x, y: b.fadd(x, y))
+        one, zero = ir.Constant(self.scalar, 1.0), ir.Constant(self.scalar, 0.0)
+        # NaN scores must come out as NaN, so only a true zero counts as "no keys".
+        none = b.fcmp_ordered("==", total, zero)
+        divisor = b.select(none, one, total)
+        inverse = e.splat(b, divisor, self.strip.lanes)
+        self.copy_out(b, source, target, lambda value: b.fdiv(value, inverse))
+        log = e.declare(b.module, f"llvm.log.{self.sizes.dtype}", self.scalar, [self.scalar])
+        return b.select(none, zero, b.fadd(largest, b.call(log, [divisor])))
+
+
+def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x if it is larger, else y: y too where one is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def across_lanes(b: ir.IRBuilder, value: ir.Value, combine) -> ir.Value:
+    """Combine the lanes of a vector: the upper half onto the lower until one is left."""
+    lanes = value.type.count
+    while lanes > 1:
+        lanes //= 2
+        lower = e.shuffle(b, value, value, range(lanes))
+        upper = e.shuffle(b, value, value, range(lanes, 2 * lanes))
+        value = combine(b, lower, upper)
+    return b.extract_element(value, constant(0))

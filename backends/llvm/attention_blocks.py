@@ -1,0 +1,496 @@
+"""What the attention kernels are made of: register-tiled products, packing, key ranges and masks.
+
+All the arithmetic of attention is matrix products of blocks that fit a core's cache, with a little
+work on rows of scores between them. The query heads that share a key head are stacked: row
+i·R + r of a block is query i's head r of R, so a key is packed once for all of them. Rows are
+handled in *strips*, as many as a register tile has; keys, where they run along vector lanes, in
+*panels*, as wide as a register tile. A strip knows the hull and the core of its rows' key ranges
+
+    hull = [min lo, max hi)        core = [max lo, min hi)
+
+Panels outside the hull are skipped, panels inside the core need no mask, and those between are
+masked one score at a time. Rows without keys, and the rows that fill up the last strip, have the
+range [S, 0): it leaves the hull as it is and empties the core.
+
+Keys that nobody sees may hold anything, NaN included. Their scores are masked; where a key or value
+is multiplied by a weight of 0, its packed copy is zeros. `seen` says which keys those are: the
+prefix sums of +1 at each lo and -1 at each hi.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from backends.llvm import emit as e
+from backends.llvm.emit import BOOL, I32, I64, POINTER, VOID, constant
+from backends.llvm.packing import transpose
+from backends.llvm.target import Target
+from euler_ir.types import TensorType
+
+__all__ = ["BlockEmitter", "Product", "Scratch", "Sizes", "Strip"]
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """q [B,T,H,D], k and v [B,S,G,D]; `repeat` = H/G query heads share a key head."""
+
+    dtype: str
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    groups: int
+    width: int
+    scale: float
+
+    @classmethod
+    def of(cls, q: TensorType, k: TensorType, scale: float) -> "Sizes":
+        batch, queries, heads, width = q.shape
+        return cls(str(q.dtype), batch, queries, k.shape[1], heads, k.shape[2], width, scale)
+
+    @property
+    def repeat(self) -> int:
+        return self.heads // self.groups
+
+    @property
+    def empty(self) -> bool:
+        """No query, key or column: there is nothing to multiply."""
+        return 0 in (self.batch, self.queries, self.keys, self.heads, self.width)
+
+    def __str__(self) -> str:
+        return (f"{self.dtype} B{self.batch} T{self.queries} S{self.keys} H{self.heads} "
+                f"G{self.groups} D{self.width} scale={self.scale!r}")
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The register tile: `rows` rows by `vectors` vectors of `lanes`, `panel` columns."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @classmethod
+    def of(cls, target: Target, dtype: str) -> "Strip":
+        """Two vectors wide, and as many rows as leave registers for two operands and a number."""
+        rows = 6 if target.registers < 32 else 12
+        return cls(rows, 2, target.lanes(8 if dtype == "f64" else 4))
+
+    @property
+    def panel(self) -> int:
+        return self.vectors * self.lanes
+
+    def columns(self, width: int) -> int:
+        """`width` rounded up to whole panels."""
+        return _round_up(width, self.panel)
+
+
+class Scratch:
+    """Arrays in a kernel's scratch memory, by name, each starting on a cache line."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._arrays: dict[str, tuple[int, ir.Type]] = {}
+
+    def add(self, name: str, items: int, scalar: ir.Type) -> None:
+        size = 4 if scalar is I32 else e.item_bytes(scalar)
+        self._arrays[name] = (self.bytes // size, scalar)
+        self.bytes = _round_up(self.bytes + items * size, _ALIGNMENT)
+
+    def at(self, b: ir.IRBuilder, scratch: ir.Value, name: str, index: ir.Value | int = 0):
+        """The address of element `index` of an array."""
+        start, scalar = self._arrays[name]
+        if isinstance(index, int):
+            return e.address(b, scratch, constant(start + index), scalar)
+        return e.address(b, scratch, b.add(index, constant(start)), scalar)
+
+
+@dataclass(frozen=True)
+class Product:
+    """The layout of C (+)= A·B: strides in elements. A is read at row·a_row + p·a_depth; B's panel
+    n starts at n·b_panel and its row p at p·b_depth; C's rows are c_row apart.
+
+    `then` says what happens to the sums: 'store', 'add' to what C holds, or 'scale', which first
+    multiplies C's row r by element r of a further argument.
+    """
+
+    a_row: int
+    a_depth: int
+    b_panel: int
+    b_depth: int
+    c_row: int
+    then: str
+
+
+class BlockEmitter:
+    """Base of the attention kernels' emitters: private functions of one module, made on demand."""
+
+    def __init__(self, target: Target, sizes: Sizes, module: ir.Module, symbol: str):
+        self.sizes = sizes
+        self.strip = Strip.of(target, sizes.dtype)
+        self.module, self.symbol = module, symbol
+        self.scalar = e.float_type(sizes.dtype)
+        self.vector = ir.VectorType(self.scalar, self.strip.lanes)
+        self.functions: dict[str, ir.Function] = {}
+
+    def function(self, name: str, kinds: Sequence[ir.Type], define: Callable) -> ir.Function:
+        """The private function `name`, defined by `define(builder, *arguments)` once.
+
+        Never inlined: a body compiled on its own keeps its registers, and LLVM's time stays linear.
+        """
+        if name not in self.functions:
+            kind = ir.FunctionType(VOID, list(kinds))
+            function = ir.Function(self.module, kind, f"{self.symbol}_{name}")
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            self.functions[name] = function
+            b = ir.IRBuilder(function.append_basic_block("entry"))
+            define(b, *function.args)
+            b.ret_void()
+        return self.functions[name]
+
+    # Addresses and small values.
+
+    def at(self, b: ir.IRBuilder, pointer: ir.Value, index: ir.Value | int) -> ir.Value:
+        index = constant(index) if isinstance(index, int) else index
+        return e.address(b, pointer, index, self.scalar)
+
+    def operand(self, b: ir.IRBuilder, args: ir.Value, index: int) -> ir.Value:
+        """The pointer that stands at `index` of the kernel's args."""
+        return b.load(b.gep(args, [constant(index)], source_etype=POINTER), typ=POINTER)
+
+    def number(self, value: float) -> ir.Constant:
+        """The number in every lane."""
+        return ir.Constant(self.vector, [value] * self.vector.count)
+
+    def spread(self, b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+        """The number at `pointer` in every lane."""
+        return e.splat(b, e.load(b, pointer, self.scalar), self.vector.count)
+
+    def load_index(self, b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+        """The i32 at `pointer` as an i64."""
+        return b.sext(load_i32(b, pointer), I64)
+
+    # Products.
+
+    def product(self, name: str, layout: Product) -> ir.Function:
+        """`void f(a, b, panels, depth, c[, factors])`: a strip of C, panel after panel."""
+        strip = self.strip
+        kinds = [POINTER, POINTER, I64, I64, POINTER] + [POINTER] * (layout.then == "scale")
+
+        def define(b, a, right, panels, depth, c, factors=None):
+            with e.loop(b, panels, 1) as (panel, _):
+                b_panel = self.at(b, right, b.mul(panel, constant(layout.b_panel)))
+                c_panel = self.at(b, c, b.mul(panel, constant(strip.panel)))
+                sums = [self.number(0.0)] * (strip.rows * strip.vectors)
+                with e.loop(b, depth, 1, sums) as (p, sums):
+                    self.multiply_add(
+                        b, layout,
+                        self.at(b, a, b.mul(p, constant(layout.a_depth))),
+                        self.at(b, b_panel, b.mul(p, constant(layout.b_depth))), sums,
+                    )  # fmt: skip
+                for r in range(strip.rows):
+                    row = self.at(b, c_panel, r * layout.c_row)
+                    factor = self.spread(b, self.at(b, factors, r)) if factors else None
+                    for v in range(strip.vectors):
+                        total = sums[r * strip.vectors + v]
+                        pointer = self.at(b, row, v * strip.lanes)
+                        if layout.then == "scale":
+                            before = e.load(b, pointer, self.vector)
+                            total = e.fma(b, before, factor, total)
+                        elif layout.then == "add":
+                            total = b.fadd(e.load(b, pointer, self.vector), total)
+                        e.store(b, total, pointer)
+
+        return self.function(name, kinds, define)
+
+    def multiply_add(self, b, layout: Product, a_column, b_row, sums: list[ir.Value]) -> None:
+        """One step of the inner loop: a column of A times a row of B onto the register tile."""
+        strip = self.strip
+        right = [
+            e.load(b, self.at(b, b_row, v * strip.lanes), self.vector)
+            for v in range(strip.vectors)
+        ]
+        for r in range(strip.rows):
+            left = self.spread(b, self.at(b, a_column, r * layout.a_row))
+            for v, vector in enumerate(right):
+                i = r * strip.vectors + v
+                sums[i] = e.fma(b, left, vector, sums[i])
+
+    # Packing.
+
+    def pack_rows(self, name: str, outer: int, repeat: int, factor: float = 1.0) -> ir.Function:
+        """`void f(source, keep, count, target)`: `count` times `repeat` rows of D numbers, padded
+        with zeros to whole panels; row (i, r) is read at i·outer + r·D. Rows i whose `keep` (i32)
+        is 0 become zeros."""
+        width, columns = self.sizes.width, self.strip.columns(self.sizes.width)
+
+        def define(b, source, keep, count, target):
+            with e.loop(b, count, 1) as (i, _):
+                kept = b.icmp_signed("!=", load_i32(b, e.address(b, keep, i, I32)), I32(0))
+                for r in range(repeat):
+                    row = self.at(b, source, b.add(b.mul(i, constant(outer)), constant(r * width)))
+                    place = b.mul(b.add(b.mul(i, constant(repeat)), constant(r)), constant(columns))
+                    packed = self.at(b, target, place)
+                    with b.if_else(kept, likely=True) as (then, otherwise):
+                        with then:
+                            self.copy_row(b, row, packed, factor)
+                        with otherwise:
+                            self.zero(b, packed, constant(columns))
+
+        return self.function(name, [POINTER, POINTER, I64, POINTER], define)
+
+    def copy_row(self, b, source, target, factor: float) -> None:
+        """A row of D numbers times `factor`, and zeros up to whole panels."""
+        width, lanes = self.sizes.width, self.strip.lanes
+        for start in range(0, self.strip.columns(width), lanes):
+            value = self.number(0.0)
+            if start < width:
+                mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
+                value = e.load_lanes(b, self.at(b, source, start), self.vector, mask)
+                if factor != 1.0:
+                    value = b.fmul(value, self.number(factor))
+            e.store(b, value, self.at(b, target, start))
+
+    def pack_transposed(self) -> ir.Function:
+        """`void f(source, count, target)`: keys (rows of D numbers, G·D apart) into panels with the
+        keys along the lanes: [panels][D][panel]. The last key fills up the last panel."""
+        strip, sizes = self.strip, self.sizes
+        width, lanes, row = sizes.width, strip.lanes, sizes.groups * sizes.width
+
+        def define(b, source, count, target):
+            last = b.sub(count, constant(1))
+            with e.loop(b, self.round_up(b, count), lanes) as (key, _):
+                keys = [
+                    self.at(b, source, b.mul(e.minimum(b, b.add(key, constant(j)), last),
+                                             constant(row)))
+                    for j in range(lanes)
+                ]  # fmt: skip
+                panel = b.udiv(key, constant(strip.panel))
+                place = b.add(
+                    b.mul(panel, constant(width * strip.panel)),
+                    b.urem(key, constant(strip.panel)),
+                )
+                packed = self.at(b, target, place)
+                mask = e.prefix_mask(lanes, width) if width < lanes else None
+                with e.loop(b, constant(width), lanes) as (index, _):
+                    # A width that is no multiple of the lanes ends on a block that overlaps.
+                    p = index if mask else e.minimum(b, index, constant(width - lanes))
+                    block = [e.load_lanes(b, self.at(b, k, p), self.vector, mask) for k in keys]
+                    column = self.at(b, packed, b.mul(p, constant(strip.panel)))
+                    for t, value in enumerate(transpose(b, block)[:width]):
+                        e.store(b, value, self.at(b, column, t * strip.panel))
+
+        return self.function("pack_transposed", [POINTER, I64, POINTER], define)
+
+    def round_up(self, b: ir.IRBuilder, count: ir.Value) -> ir.Value:
+        """`count` rounded up to whole panels."""
+        panel = self.strip.panel
+        return b.and_(b.add(count, constant(panel - 1)), constant(-panel))
+
+    def zero(self, b: ir.IRBuilder, target: ir.Value, items: ir.Value) -> None:
+        """Zeros in `items` numbers, a multiple of the lanes, maybe none."""
+        with b.if_then(b.icmp_signed(">", items, constant(0))):
+            with e.loop(b, items, self.strip.lanes) as (i, _):
+                e.store(b, self.number(0.0), self.at(b, target, i))
+
+    def copy_out(self, b, source, target, transform: Callable) -> None:
+        """`transform` of D numbers of a padded row to where the result lies."""
+        width, lanes = self.sizes.width, self.strip.lanes
+        for start in range(0, width, lanes):
+            mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
+            value = transform(e.load(b, self.at(b, source, start), self.vector))
+            e.store_lanes(b, value, self.at(b, target, start), mask)
+
+    # Key ranges.
+
+    def load_ranges(self, scratch_map: Scratch) -> ir.Function:
+        """`void f(lo, hi, queries, strips, scratch)`: fill the arrays row_lo, row_hi, bounds (each
+        strip's min lo, max lo, min hi, max hi), keep (whether a query has keys), seen and hull (min
+        lo, max hi of all)."""
+        strip, keys, repeat = self.strip, self.sizes.keys, self.sizes.repeat
+        at = scratch_map.at
+
+        def define(b, lo, hi, queries, strips, scratch):
+            with e.loop(b, constant(keys + 1), 1) as (j, _):
+                b.store(I32(0), at(b, scratch, "seen", j))
+            with e.loop(b, queries, 1) as (i, _):
+                first = load_i32(b, e.address(b, lo, i, I32))
+                end = load_i32(b, e.address(b, hi, i, I32))
+                first = _larger(b, first, I32(0))
+                end = e.minimum(b, end, I32(keys))
+                some = b.icmp_signed("<", first, end)
+                first = b.select(some, first, I32(keys))
+                end = b.select(some, end, I32(0))
+                b.store(b.zext(some, I32), at(b, scratch, "keep", i))
+                for bound, step in ((first, 1), (end, -1)):
+                    mark = at(b, scratch, "seen", b.sext(bound, I64))
+                    step = b.select(some, I32(step), I32(0))
+                    b.store(b.add(load_i32(b, mark), step), mark)
+                for r in range(repeat):
+                    row = b.add(b.mul(i, constant(repeat)), constant(r))
+                    b.store(first, at(b, scratch, "row_lo", row))
+                    b.store(end, at(b, scratch, "row_hi", row))
+            rows, padded = b.mul(queries, constant(repeat)), b.mul(strips, constant(strip.rows))
+            with self.count_up(b, rows, padded) as row:
+                b.store(I32(keys), at(b, scratch, "row_lo", row))
+                b.store(I32(0), at(b, scratch, "row_hi", row))
+            with e.loop(b, constant(keys), 1, [I32(0)]) as (j, carried):
+                mark = at(b, scratch, "seen", j)
+                carried[0] = b.add(carried[0], load_i32(b, mark))
+                b.store(carried[0], mark)
+            with e.loop(b, strips, 1, [I32(keys), I32(0)]) as (s, hull):
+                row = b.mul(s, constant(strip.rows))
+                los, his = (
+                    [load_i32(b, at(b, scratch, name, b.add(row, constant(r))))
+                     for r in range(strip.rows)]
+                    for name in ("row_lo", "row_hi")
+                )  # fmt: skip
+                bounds = [
+                    fold(b, e.minimum, los), fold(b, _larger, los),
+                    fold(b, e.minimum, his), fold(b, _larger, his),
+                ]  # fmt: skip
+                for n, bound in enumerate(bounds):
+                    place = b.add(b.mul(s, constant(4)), constant(n))
+                    b.store(bound, at(b, scratch, "bounds", place))
+                hull[0] = e.minimum(b, hull[0], bounds[0])
+                hull[1] = _larger(b, hull[1], bounds[3])
+            b.store(hull[0], at(b, scratch, "hull", 0))
+            b.store(hull[1], at(b, scratch, "hull", 1))
+
+        return self.function("load_ranges", [POINTER, POINTER, I64, I64, POINTER], define)
+
+    def visible_panels(self, b, bounds: ir.Value, key0: ir.Value, panels: ir.Value) -> "_Visible":
+        """Which panels of a block of keys, the first of them `key0`, a strip's rows can see."""
+        panel = self.strip.panel
+        min_lo, max_lo, min_hi, max_hi = (
+            b.sub(self.load_index(b, e.address(b, bounds, constant(n), I32)), key0)
+            for n in range(4)
+        )
+        zero = constant(0)
+        first = b.ashr(_larger(b, min_lo, zero), constant(_log2(panel)))
+        stop = e.minimum(b, b.ashr(b.add(max_hi, constant(panel - 1)), constant(_log2(panel))),
+                        panels)
+        core_first = b.ashr(b.add(_larger(b, max_lo, zero), constant(panel - 1)),
+                            constant(_log2(panel)))
+        core_stop = b.ashr(min_hi, constant(_log2(panel)))
+        return _Visible(first, stop, core_first, core_stop)
+
+    def mask(self, name: str, row_stride: int, fill: float) -> ir.Function:
+        """`void f(array, row_lo, row_hi, key0, first, stop, core_first, core_stop)`: in a strip's
+        rows, `fill` for the keys that the row does not see, in the panels [first, stop) less those
+        of the core; the array's first column is key `key0`."""
+        strip = self.strip
+        indices = ir.VectorType(I32, strip.lanes)
+        lanes = ir.Constant(indices, list(range(strip.lanes)))
+
+        def mask_panel(b, array, row_lo, row_hi, key0, panel):
+            column = b.mul(panel, constant(strip.panel))
+            key = e.splat(b, b.trunc(b.add(key0, column), I32), strip.lanes)
+            with e.loop(b, constant(strip.rows), 1) as (r, _):
+                lo = e.splat(b, load_i32(b, e.address(b, row_lo, r, I32)), strip.lanes)
+                hi = e.splat(b, load_i32(b, e.address(b, row_hi, r, I32)), strip.lanes)
+                row = self.at(b, array, b.add(b.mul(r, constant(row_stride)), column))
+                for v in range(strip.vectors):
+                    offset = ir.Constant(indices, [v * strip.lanes] * strip.lanes)
+                    index = b.add(b.add(key, lanes), offset)
+                    seen = b.and_(
+                        b.icmp_signed("<=", lo, index), b.icmp_signed("<", index, hi)
+                    )
+                    pointer = self.at(b, row, v * strip.lanes)
+                    value = e.load(b, pointer, self.vector)
+                    e.store(b, b.select(seen, value, self.number(fill)), pointer)
+
+        def define(b, array, row_lo, row_hi, key0, first, stop, core_first, core_stop):
+            with self.count_up(b, first, stop) as panel:
+                inside = b.and_(
+                    b.icmp_signed("<=", core_first, panel), b.icmp_signed("<", panel, core_stop)
+                )
+                with b.if_then(b.not_(inside)):
+                    mask_panel(b, array, row_lo, row_hi, key0, panel)
+
+        return self.function(name, [POINTER] * 3 + [I64] * 5, define)
+
+    @contextmanager
+    def count_up(self, b: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int = 1) -> Iterator:
+        """A loop over start, start + step, … below stop, which may be none. Yields the index."""
+        with b.if_then(b.icmp_signed("<", start, stop)):
+            with e.loop(b, b.sub(stop, start), step) as (offset, _):
+                yield b.add(start, offset)
+
+
+@dataclass(frozen=True)
+class _Visible:
+    """Panels [first, stop) hold a strip's hull, [core_first, core_stop) lie in its core."""
+
+    first: ir.Value
+    stop: ir.Value
+    core_first: ir.Value
+    core_stop: ir.Value
+
+    @property
+    def panels(self) -> tuple[ir.Value, ...]:
+        return self.first, self.stop, self.core_first, self.core_stop
+
+
+def _larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.select(b.icmp_signed(">", x, y), x, y)
+
+
+def add_range_arrays(
+    scratch: Scratch, sizes: Sizes, strip: Strip, queries: int, rows: int
+) -> None:
+    """The arrays that `load_ranges` fills, for so many queries and (padded) rows."""
+    scratch.add("seen", sizes.keys + 1, I32)
+    scratch.add("keep", queries, I32)
+    scratch.add("row_lo", rows, I32)
+    scratch.add("row_hi", rows, I32)
+    scratch.add("bounds", 4 * (rows // strip.rows), I32)
+    scratch.add("hull", 2, I32)
+
+
+def exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """e^x"""
+    kind, lanes = x.type, x.type.count
+    if kind.element == ir.DoubleType():
+        return b.call(e.declare(b.module, f"llvm.exp.v{lanes}f64", kind, [kind]), [x])
+
+    def c(v):
+        return ir.Constant(kind, [v] * lanes)
+    ints = ir.VectorType(I32, lanes)
+    low = b.fcmp_ordered("<", x, c(-87.0))
+    x = b.select(low, c(-87.0), x)
+    n = e.fma(b, x, c(1.44269504088896341), c(12582912.0))
+    k = b.bitcast(n, ints)
+    n = b.fsub(n, c(12582912.0))
+    r = e.fma(b, n, c(-0.693359375), x)
+    r = e.fma(b, n, c(2.12194440e-4), r)
+    p = c(1.9875691500e-4)
+    for t in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = e.fma(b, p, r, c(t))
+    p = e.fma(b, p, b.fmul(r, r), b.fadd(r, c(1.0)))
+    s = b.bitcast(b.add(b.shl(k, ir.Constant(ints, [23] * lanes)), ir.Constant(ints, [0x3f800000] * lanes)), kind)
+    return b.select(low, c(0.0), b.fmul(p, s))
+
+
+def load_i32(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+    return b.load(pointer, typ=I32, align=4)
+
+
+def fold(b: ir.IRBuilder, combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
+    result = values[0]
+    for value in values[1:]:
+        result = combine(b, result, value)
+    return result
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _log2(power: int) -> int:
+    return power.bit_length() - 1
