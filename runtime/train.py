@@ -6,6 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from runtime.generation import Generator
+from runtime.sampler import Sampler
+
 from backends.backend import create
 from euler_ir.errors import EulerError
 from model.config import PRESETS
@@ -13,9 +16,7 @@ from model.optimizer import SCHEDULES
 from runtime.checkpoint import load_checkpoint
 from runtime.cli import INTERRUPTED, OK, Parser, integer, number, run_command
 from runtime.dump import Dump
-from runtime.generation import Generator
 from runtime.run_directory import claim_run_directory, new_run_directory
-from runtime.sampler import Sampler
 from runtime.settings import Settings
 from runtime.training import Run, read_settings
 
@@ -43,7 +44,7 @@ def parser() -> Parser:
     p.add_argument("--checkpoint-every", type=integer(1), metavar="N",
                    help="steps between checkpoints (10)")
     p.add_argument("--seed", type=integer(0, 2**63 - 1), metavar="S", help="of everything random")
-    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all allowed)")
+    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all there are)")
     p.add_argument("--cpu-features", metavar="LIST", help="LLVM features, such as -avx512f")
     p.add_argument("--dump-ir", metavar="DIR", help="write down every stage of the compiler")
     p.add_argument("--resume", metavar="DIR", help="go on with a run directory or checkpoint")
@@ -62,25 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
                      cpu_features=arguments.cpu_features)
     dump = Dump(arguments.dump_ir) if arguments.dump_ir else None
     if arguments.resume:
-        run = _resume(arguments, given, backend, dump)
+        run, directory = _resume(arguments, given, backend, dump)
     else:
         settings = Settings.for_preset(arguments.preset or "nano-1m", **given)
+        run = Run(settings, backend, dump=dump)
         directory = (claim_run_directory(arguments.out) if arguments.out
                      else new_run_directory(settings.preset))
-        run = Run(settings, directory, backend, dump=dump)
-    print(run.describe(), file=sys.stderr)
-    finished = run.train()
-    print(f"run directory {run.directory}", file=sys.stderr)
-    if not finished:
-        print(f"stopped after step {run.progress.step}; go on with --resume {run.directory}",
+    print(f"{run.describe()}\nrun directory {directory}", file=sys.stderr)
+    if not run.train(directory):
+        print(f"stopped after step {run.progress.step}; go on with --resume {directory}",
               file=sys.stderr)
         return INTERRUPTED
     _sample(run)
     return OK
 
 
-def _resume(arguments, given: dict, backend, dump: Dump | None) -> Run:
-    """The run of a run directory, or of the run directory that a checkpoint lies in."""
+def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Path]:
+    """The run of a run directory or of a checkpoint in one, and that directory."""
     if arguments.out:
         raise EulerError("--out names a new run's directory; a resumed run stays in its own")
     path = Path(arguments.resume)
@@ -95,7 +94,7 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> Run:
         directory = checkpoint.path.parent.parent
         print(f"resuming after step {checkpoint.step}", file=sys.stderr)
     settings = settings.resumed_with(preset=arguments.preset, **given)
-    return Run(settings, directory, backend, checkpoint, dump)
+    return Run(settings, backend, checkpoint, dump), directory
 
 
 def _sample(run: Run) -> None:

@@ -62,7 +62,7 @@ class Data:
     def _train_tokenizer(self, settings: Settings, paths: list) -> TokenStream:
         """A tokenizer of the preset's size from the texts, and the texts as its tokens."""
         if any(path.suffix == ".bin" for path in find_files(paths)):
-            raise EulerError("token shards need the tokenizer they were made with: give --tokenizer")
+            raise EulerError("token shards need the tokenizer they were made with: --tokenizer")
         texts = load_text(paths)
         size = preset(settings.preset).vocabulary
         self.tokenizer = train_tokenizer([text.text for text in texts], size)
@@ -101,11 +101,11 @@ class Progress:
 
 
 class Run:
-    """A training run in its directory."""
+    """A training run: everything read and compiled, nothing written yet."""
 
-    def __init__(self, settings: Settings, directory: Path, backend: Backend,
+    def __init__(self, settings: Settings, backend: Backend,
                  checkpoint: Checkpoint | None = None, dump: Dump | None = None) -> None:
-        self.settings, self.directory, self.backend = settings, directory, backend
+        self.settings, self.backend = settings, backend
         self.data = Data(settings, checkpoint.tokenizer_json if checkpoint else None)
         self.config = (ModelConfig.from_dict(checkpoint.state["model"]) if checkpoint
                        else settings.model(self.data.tokenizer.vocabulary_size))
@@ -136,12 +136,13 @@ class Run:
         self.batches.restore(checkpoint.state["data"])
         self.progress = Progress(checkpoint.step, checkpoint.state["skipped_in_a_row"])
 
-    def train(self) -> bool:
-        """Train to the last step, or until asked to stop; whether the last step was reached."""
+    def train(self, directory: Path) -> bool:
+        """Train to the last step, or until asked to stop; whether the last step was reached.
+        Everything is written to the run directory."""
         settings, progress = self.settings, self.progress
-        write_atomic(self.directory / CONFIG_NAME, self._config_json())
-        with (StopRequest() as stop, MetricsWriter(self.directory, step=progress.step) as metrics,
-              CheckpointWriter(self.directory, step=progress.step) as writer,
+        write_atomic(directory / CONFIG_NAME, self._config_json())
+        with (StopRequest() as stop, CheckpointWriter(directory, step=progress.step) as writer,
+              MetricsWriter(directory, step=progress.step) as metrics,
               self._progress_bar() as bar):
             gc.freeze()  # what is alive now stays; collections need not look at it again
             while progress.step < settings.steps and not stop.requested:
@@ -152,7 +153,7 @@ class Run:
                 if progress.step % settings.checkpoint_every == 0 and not last:
                     self._save(writer)
             self._save(writer, final=True)
-        plot_losses(self.directory)
+        plot_losses(directory)
         return progress.step >= settings.steps
 
     def _step(self, metrics: MetricsWriter, bar: tqdm) -> None:
@@ -178,8 +179,8 @@ class Run:
                    "update left out", file=sys.stderr)
         if progress.skipped_in_a_row >= _SKIPPED_IN_A_ROW:
             raise EulerError(f"{_SKIPPED_IN_A_ROW} updates in a row had no finite gradient, the "
-                             f"last at step {progress.step}: lower --lr or resume an earlier "
-                             f"checkpoint of {self.directory}")
+                             f"last at step {progress.step}: lower --lr, or resume an "
+                             "earlier checkpoint")
 
     def _validate(self, metrics: MetricsWriter, bar: tqdm) -> None:
         values = self.validation.metrics(self.evaluator.loss(self.validation))
