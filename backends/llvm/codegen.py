@@ -28,6 +28,7 @@ class CodeGenerator:
     def __init__(self, triple: str, cpu: str, features: str):
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
+        llvm.initialize_native_asmparser()  # for inline assembly
         self.target_machine = llvm.Target.from_triple(triple).create_target_machine(
             cpu=cpu,
             features=features,

@@ -17,10 +17,10 @@ from backends.llvm.launch import Program, aligned_array
 from backends.llvm.walk import State, team_source
 from euler_ir.errors import EulerError
 
-# Spinning 1000 times takes 20 to 50 us: longer than threads of one kernel differ, shorter than the
-# two switches that sleeping costs. With more threads than cores it would only keep a core from the
-# thread that everybody waits for.
-_SPINS = 1000
+# 4000 looks take about 100 us: longer than threads of one kernel usually differ, while a thread that
+# sleeps is late for its next kernel (a system call, a core to wake, perhaps a core to share at
+# first). With more threads than cores spinning only keeps a core from the one everybody waits for.
+_SPINS = 4000
 
 _SCRATCH_ALIGNMENT = 128  # two cache lines: adjacent ones are fetched in pairs
 
@@ -94,7 +94,8 @@ class _Crew:
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(run)
         self._scratch_bytes = 0
         self._state[State.THREADS] = threads
-        self._state[State.SPINS] = _SPINS if threads <= available_cpus() else 0
+        spins = _SPINS if threads <= available_cpus() else 0
+        self._state[State.MOST_SPINS] = self._state[State.SPINS] = spins
         native_work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(work)
         native_stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(stop)
         self._workers: list[threading.Thread] = []

@@ -10,7 +10,8 @@ Four functions, written in LLVM IR and compiled and cached like any kernel:
 The team's state is a few cache lines of native memory (`State`, below). Threads wait in two places,
 for a run to start and at barriers, both on a 32-bit word that changes once: they spin for a moment,
 which is enough when all threads have a core of their own, then sleep on a futex. The thread that
-changes the word pays for a system call only when somebody sleeps.
+changes the word pays for a system call only when somebody sleeps. (Where LLVM's target has no
+futex, sleeping is giving up the core again and again.)
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class State(IntEnum):
     PHASE = 3 * WORDS  # counts barriers; those who arrived wait for it to change
     PHASE_SLEEPERS = 4 * WORDS
     THREADS = 5 * WORDS
-    SPINS = 5 * WORDS + 1  # how often to look before sleeping
+    MOST_SPINS = 5 * WORDS + 1  # how often to look before sleeping, at most
     STOP = 5 * WORDS + 2
     PROGRAM = 5 * WORDS + 3  # address of the table being run
     SCRATCH = 5 * WORDS + 4  # address of thread 0's scratch
     SCRATCH_STRIDE = 5 * WORDS + 5  # bytes from one thread's scratch to the next's
-    SIZE = 6 * WORDS
+    SPINS = 6 * WORDS  # and at present; see `wait`
+    SIZE = 7 * WORDS
 
 
 _I32, _I64, _VOID = ir.IntType(32), ir.IntType(64), ir.VoidType()
@@ -49,6 +51,7 @@ _POINTER = ir.PointerType()
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _CLOCK_MONOTONIC = 1
+_FEWEST_SPINS = 250  # some 6 us, about what the system calls for sleeping and waking cost
 
 
 def team_source(target: Target) -> KernelSource:
@@ -217,13 +220,24 @@ class _Emitter:
         return b.function
 
     def _define_wait(self) -> ir.Function:
-        """void wait(team, word, old, sleepers): return when the word is no longer `old`."""
+        """void wait(team, word, old, sleepers): return when the word is no longer `old`.
+
+        Spinning in vain halves the next wait's spins, spinning with success restores them: where
+        other programs want the cores, the awaited thread often has none, and a thread that spins
+        keeps it from getting this one.
+        """
         types = [_POINTER, _POINTER, _I32, _POINTER]
         b, (team, word, old, sleepers) = self._function("wait", _VOID, types, internal=True)
-        with _for(b, _load(b, team, State.SPINS)):
+        spins, most = _word(b, team, State.SPINS), _load(b, team, State.MOST_SPINS)
+        present = b.load_atomic(spins, "monotonic", 8, typ=_I64)
+        with _for(b, present):
             with b.if_then(self._changed(b, word, old)):
+                with b.if_then(b.icmp_signed("!=", present, most), likely=False):
+                    b.atomic_rmw("xchg", spins, most, "monotonic")
                 b.ret_void()
             self._pause(b)
+        with b.if_then(b.icmp_signed(">", present, _I64(_FEWEST_SPINS))):
+            b.atomic_rmw("xchg", spins, b.lshr(present, _I64(1)), "monotonic")
         b.atomic_rmw("add", sleepers, _I32(1), "seq_cst")
         look, sleep = b.append_basic_block("look"), b.append_basic_block("sleep")
         awake = b.append_basic_block("awake")
