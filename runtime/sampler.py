@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,46 +22,34 @@ from euler_ir.errors import EulerError
 _ROUNDING = 1e-6
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How to choose the next token. Raises EulerError for what makes no sense.
+class Sampler:
+    """Chooses tokens one by one.
 
     `temperature` 0 takes the likeliest token (the lowest id of equal ones) and draws nothing.
     `top_k` 0 keeps all tokens, as does any number from the vocabulary's size up. `top_p` keeps the
     fewest likeliest tokens whose probabilities add up to at least `top_p` (up to a rounding of
     1e-6), and never less than one token; 1 keeps all. With probabilities .5 .3 .1 .1 that are 2
-    tokens for .79 and .80, and 3 for .81."""
+    tokens for .79 and .80, and 3 for .81.
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    `ids` (ascending) are those that stand for a token; all by default. Others are left out: rows
+    that pad a model's table to a round size, gaps in a vocabulary. `draws` counts the random
+    numbers used so far; a sampler of the same seed and draws goes on in the same way.
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+    Raises EulerError for settings out of range."""
+
+    def __init__(self, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+                 seed: int = 0, ids: Sequence[int] | None = None, draws: int = 0) -> None:
+        if not (math.isfinite(temperature) and temperature >= 0):
             raise EulerError("temperature must be a finite number, 0 (the likeliest token) or "
-                             f"more, got {self.temperature}")
-        if self.top_k < 0:
-            raise EulerError(f"top-k must be 0 (no limit) or more, got {self.top_k}")
-        if not 0 <= self.top_p <= 1:
-            raise EulerError(f"top-p must be between 0 and 1, got {self.top_p}")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
-
-
-class Sampler:
-    """Chooses tokens one by one, out of `ids` (ascending) if given, else out of all logits.
-
-    `ids` leaves out what is in a model's table but stands for no token: rows that pad it to a
-    round size, and gaps in a vocabulary. `draws` counts the random numbers used so far; a sampler
-    of the same seed and draws goes on in the same way."""
-
-    def __init__(self, sampling: Sampling, seed: int = 0, ids: Sequence[int] | None = None,
-                 draws: int = 0) -> None:
+                             f"more, got {temperature}")
+        if top_k < 0:
+            raise EulerError(f"top-k must be 0 (no limit) or more, got {top_k}")
+        if not 0 <= top_p <= 1:
+            raise EulerError(f"top-p must be between 0 and 1, got {top_p}")
         if not 0 <= seed < 1 << 64:
             raise EulerError(f"seed must be a number from 0 to 2**64 - 1, got {seed}")
-        self.sampling, self.seed, self.draws = sampling, seed, draws
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.seed, self.draws = seed, draws
         self._ids = None if ids is None else np.asarray(ids, np.int64)
 
     def sample(self, logits: np.ndarray) -> int:
@@ -84,17 +71,17 @@ class Sampler:
         largest = scores.max(initial=-np.inf)
         if not np.isfinite(largest):
             raise _unusable(largest)
-        if self.sampling.greedy:
+        if self.temperature == 0 or self.top_k == 1:
             return ids[[np.argmax(scores)]], np.ones(1)
         # Differences first: they cannot overflow upwards, however small the temperature is.
         with np.errstate(over="ignore"):
-            scores = (scores - largest) / self.sampling.temperature
-        if 0 < self.sampling.top_k < len(ids):
-            ids, scores = _likeliest(ids, scores, self.sampling.top_k)
+            scores = (scores - largest) / self.temperature
+        if 0 < self.top_k < len(ids):
+            ids, scores = _likeliest(ids, scores, self.top_k)
         probabilities = np.exp(scores)
         probabilities /= probabilities.sum()
-        if self.sampling.top_p < 1:
-            ids, probabilities = _nucleus(ids, probabilities, self.sampling.top_p)
+        if self.top_p < 1:
+            ids, probabilities = _nucleus(ids, probabilities, self.top_p)
         return ids, probabilities
 
     def _uniform(self) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from euler_ir.errors import EulerError
-from runtime.sampler import Sampler, Sampling
+from runtime.sampler import Sampler
 
 VOCABULARY = 4096
 LOGITS = np.random.default_rng(1).normal(0, 3, VOCABULARY).astype(np.float32)
@@ -14,7 +14,7 @@ SPLIT = np.log(np.array([0.1, 0.5, 0.1, 0.3]))  # ids by falling probability: 1,
 
 
 def kept(logits, **options):
-    return Sampler(Sampling(**options)).distribution(np.asarray(logits))[0].tolist()
+    return Sampler(**options).distribution(np.asarray(logits))[0].tolist()
 
 
 @pytest.mark.parametrize("options", [
@@ -23,7 +23,7 @@ def kept(logits, **options):
 ])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_these_settings_take_the_likeliest_token(options, dtype):
-    sampler = Sampler(Sampling(**options))
+    sampler = Sampler(**options)
     assert {sampler.sample(LOGITS.astype(dtype)) for _ in range(5)} == {int(LOGITS.argmax())}
 
 
@@ -37,7 +37,7 @@ def test_of_equal_logits_the_lowest_id_is_the_likeliest(options):
 @pytest.mark.parametrize("options", [{}, {"top_k": 0}, {"top_k": VOCABULARY}, {"top_k": 10**6},
                                      {"top_p": 1.0}])
 def test_settings_that_cut_nothing_give_the_softmax(options):
-    ids, probabilities = Sampler(Sampling(temperature=0.7, **options)).distribution(LOGITS)
+    ids, probabilities = Sampler(0.7, **options).distribution(LOGITS)
     expected = np.exp(LOGITS.astype(np.float64) / 0.7)
     np.testing.assert_array_equal(ids, np.arange(VOCABULARY))
     np.testing.assert_allclose(probabilities, expected / expected.sum(), rtol=1e-12)
@@ -64,7 +64,7 @@ def test_top_p_acts_on_what_top_k_has_left():
 
 
 def test_cut_probabilities_are_those_of_the_rest():
-    ids, probabilities = Sampler(Sampling(top_p=0.85)).distribution(SPLIT)
+    ids, probabilities = Sampler(top_p=0.85).distribution(SPLIT)
     assert ids.tolist() == [1, 3, 0]
     np.testing.assert_allclose(probabilities, np.array([5, 3, 1]) / 9)
 
@@ -73,7 +73,7 @@ def test_cut_probabilities_are_those_of_the_rest():
     [0.0, 1e-6, 1.0, 1e30], [0, 1, 4096, 10**6], [0.0, 1e-8, 1.0])))
 def test_no_combination_gives_nan_or_a_token_that_is_ruled_out(temperature, top_k, top_p):
     logits = np.concatenate([[-np.inf, 2.0, 2.0], LOGITS[:VOCABULARY - 3].clip(-9, 2)])
-    sampler = Sampler(Sampling(temperature, top_k, top_p))
+    sampler = Sampler(temperature, top_k, top_p)
     ids, probabilities = sampler.distribution(logits)
     assert np.isfinite(probabilities).all() and probabilities.sum() == pytest.approx(1)
     assert all(sampler.sample(logits) != 0 for _ in range(20))
@@ -92,13 +92,13 @@ def test_no_combination_gives_nan_or_a_token_that_is_ruled_out(temperature, top_
 ])
 def test_settings_out_of_range_are_refused_at_once(options, message):
     with pytest.raises(EulerError, match=message):
-        Sampling(**options)
+        Sampler(**options)
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 64])
 def test_a_seed_out_of_range_is_refused(seed):
     with pytest.raises(EulerError, match="seed must be a number from 0"):
-        Sampler(Sampling(), seed)
+        Sampler(seed=seed)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}])
@@ -109,28 +109,28 @@ def test_a_seed_out_of_range_is_refused(seed):
 ])
 def test_logits_that_give_no_distribution_are_an_error(options, logits, message):
     with pytest.raises(EulerError, match=message):
-        Sampler(Sampling(**options)).sample(np.array(logits))
+        Sampler(**options).sample(np.array(logits))
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.99}])
 def test_ids_that_are_no_tokens_are_never_sampled(options):
     logits = np.array([0.0, 50.0, 0.1, 0.2, np.nan, 50.0])  # 1, 4 and 5 stand for nothing
-    sampler = Sampler(Sampling(**options), ids=[0, 2, 3])
+    sampler = Sampler(**options, ids=[0, 2, 3])
     assert {sampler.sample(logits) for _ in range(100)} <= {0, 2, 3}
 
 
 def test_frequencies_are_the_probabilities():
     """Each of 4 counts lies within 5 standard deviations: a false alarm in 10^6 seeds."""
-    sampler, n = Sampler(Sampling(), seed=7), 4000
+    sampler, n = Sampler(seed=7), 4000
     counts = np.bincount([sampler.sample(SPLIT) for _ in range(n)], minlength=4)
     p = np.exp(SPLIT)
     assert (np.abs(counts - n * p) < 5 * np.sqrt(n * p * (1 - p))).all()
 
 
 def test_a_draw_depends_on_the_seed_and_its_number_alone():
-    sampler = Sampler(Sampling(), seed=3)
+    sampler = Sampler(seed=3)
     text = [sampler.sample(LOGITS) for _ in range(12)]
-    assert [Sampler(Sampling(), 3, draws=n).sample(LOGITS) for n in range(12)] == text
+    assert [Sampler(seed=3, draws=n).sample(LOGITS) for n in range(12)] == text
     assert sampler.draws == 12
-    other = Sampler(Sampling(), seed=4)
+    other = Sampler(seed=4)
     assert [other.sample(LOGITS) for _ in range(12)] != text
