@@ -20,7 +20,7 @@ from euler_ir.types import DType, TensorType
 def run(function: Function, inputs: Mapping[str, np.ndarray],
         precise: bool = False) -> dict[str, np.ndarray]:
     """Outputs by name. Raises EulerError for missing inputs or ones of another shape."""
-    environment = {value: _accept(value, inputs, precise) for value in function.inputs}
+    environment = {value: accept(value, inputs, precise) for value in function.inputs}
     _run_nodes(function, environment, precise)
     return {name: np.array(environment[value])
             for name, value in zip(function.output_names, function.outputs, strict=True)}
@@ -43,13 +43,22 @@ def run_decomposed(op: Composite, operands: Sequence[np.ndarray]) -> tuple[np.nd
     return tuple(environment[value] for value in body.outputs)
 
 
+def run_node(node: Node, operands: Sequence[np.ndarray],
+             precise: bool = False) -> list[np.ndarray]:
+    """One node's results, rounded to their declared types; they may share memory with operands."""
+    results = []
+    arrays = _evaluate(node, [_widen(array) for array in operands], precise)
+    for value, array in zip(node.outputs, arrays, strict=True):
+        dtype = np.float64 if precise and value.dtype.is_float else value.dtype.numpy
+        with np.errstate(over="ignore", invalid="ignore"):
+            results.append(np.broadcast_to(array, value.shape).astype(dtype, copy=False))
+    return results
+
+
 def _run_nodes(function: Function, environment: dict[Value, np.ndarray], precise: bool) -> None:
     for node in function.nodes:
-        operands = [_widen(environment[value]) for value in node.inputs]
-        for value, array in zip(node.outputs, _evaluate(node, operands, precise), strict=True):
-            dtype = np.float64 if precise and value.dtype.is_float else value.dtype.numpy
-            with np.errstate(over="ignore", invalid="ignore"):
-                environment[value] = np.broadcast_to(array, value.shape).astype(dtype, copy=False)
+        results = run_node(node, [environment[value] for value in node.inputs], precise)
+        environment.update(zip(node.outputs, results, strict=True))
 
 
 def _evaluate(node: Node, operands: list[np.ndarray], precise: bool) -> tuple[np.ndarray, ...]:
@@ -64,7 +73,9 @@ def _widen(array: np.ndarray) -> np.ndarray:
     return array.astype(compute, copy=False)
 
 
-def _accept(value: Value, inputs: Mapping[str, np.ndarray], precise: bool) -> np.ndarray:
+def accept(value: Value, inputs: Mapping[str, np.ndarray], precise: bool = False) -> np.ndarray:
+    """The array given for an input, in its declared type. Raises EulerError if there is none or
+    its shape is another."""
     if value.name not in inputs:
         raise EulerError(f"input %{value.name} is missing; given: {', '.join(inputs)}")
     array = np.asarray(inputs[value.name])

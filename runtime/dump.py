@@ -17,7 +17,7 @@ from euler_ir.plan import Kernel, Plan
 from euler_ir.text import print_function
 from euler_ir.verify import verify
 from runtime.files import write_error
-from runtime.schedule import describe
+from runtime.plan_text import describe
 
 
 class Dump:

@@ -1,0 +1,89 @@
+"""A plan for people: its sizes, every block of the arena, and a picture of the arena over time."""
+
+from __future__ import annotations
+
+from euler_ir.plan import Block, Place, Plan
+
+_COLUMNS, _ROWS = 64, 24
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def describe(plan: Plan) -> str:
+    """The plan as text: peak and lower bound, the picture, then a table of all blocks."""
+    function, last = plan.function, len(plan.steps) - 1
+    ratio = plan.arena_bytes / plan.lower_bound if plan.lower_bound else 1.0
+    inputs = sum(value.type.bytes for value in function.inputs)
+    lines = [
+        f"@{function.name}: {len(plan.steps)} steps, {len(plan.places)} values",
+        f"arena {_size(plan.arena_bytes)}, lower bound {_size(plan.lower_bound)} "
+        f"(ratio {ratio:.3f}); inputs {_size(inputs)} in buffers of their own",
+        *(f"donated %{name} → {output}: {_how(plan, name, output)}"
+          for name, output in function.donations.items()),
+        *(f"copy {_place(copy.source)} → {_place(copy.target)}, {_size(copy.size)}"
+          for copy in plan.copies),
+    ]
+    blocks = sorted((block for block in plan.blocks if block.size),
+                    key=lambda block: (block.first, block.offset))
+    if not blocks:
+        return "\n".join(lines) + "\n"
+    letters = {id(block): _LETTERS[i % len(_LETTERS)] for i, block in enumerate(blocks)}
+    lines += ["", *_picture(plan, blocks, letters), "",
+              f"   {'offset':>12} {'bytes':>12}  {'steps':<11} values"]
+    lines += [f" {letters[id(block)]} {block.offset:>12} {block.size:>12}  "
+              f"{f'{block.first}-{min(block.last, last)}':<11} {_contents(plan, block)}"
+              for block in blocks]
+    return "\n".join(lines) + "\n"
+
+
+def _how(plan: Plan, name: str, output: str) -> str:
+    """How a donated input's buffer comes to hold the output."""
+    place = plan.places[plan.function.output(output)]
+    return "written there" if place == Place(0, name) else f"copied from {_place(place)}"
+
+
+def _contents(plan: Plan, block: Block) -> str:
+    """What a block is for: its values, each in place of the one before."""
+    if block.values:
+        return " ▸ ".join(f"%{value.name}: {value.type}" for value in block.values)
+    if block.first == len(plan.steps):
+        return "temporary of the copies"
+    return f"workspace of {plan.steps[block.first].kernel.node.op.name}"
+
+
+def _picture(plan: Plan, blocks: list[Block], letters: dict[int, str]) -> list[str]:
+    """Addresses upwards, steps to the right. A cell shows the block that has most of its bytes at
+    its column's first step, or a dot where most are free."""
+    steps = len(plan.steps) + bool(plan.copies)
+    columns = min(_COLUMNS, steps)
+    height = plan.arena_bytes / _ROWS
+    grid = [["."] * columns for _ in range(_ROWS)]
+    for column in range(columns):
+        step = column * steps // columns
+        covered = [[height / 2, "."] for _ in range(_ROWS)]
+        for block in blocks:
+            if not block.first <= step <= block.last:
+                continue
+            top = block.offset + block.size
+            for row in range(int(block.offset / height), min(int(top / height) + 1, _ROWS)):
+                part = min(top, (row + 1) * height) - max(block.offset, row * height)
+                if part > covered[row][0]:
+                    covered[row] = [part, letters[id(block)]]
+        for row, (_, letter) in enumerate(covered):
+            grid[row][column] = letter
+    margin = len(_size(plan.arena_bytes))
+    lines = [f"{_size(round(row * height)):>{margin}} |{''.join(grid[row])}|"
+             for row in reversed(range(_ROWS))]
+    foot = f"step 0{'':{max(columns - 6 - len(str(steps - 1)), 1)}}{steps - 1}"
+    return [*lines, f"{'':{margin}}  {foot}"]
+
+
+def _place(place: Place) -> str:
+    return f"{'arena' if place.base is None else '%' + place.base}+{place.offset}"
+
+
+def _size(count: int) -> str:
+    """Bytes in the unit that suits."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count} B"
