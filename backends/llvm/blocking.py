@@ -3,7 +3,6 @@
 DRAFT
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backends.llvm.microkernel import Tile, dot_rows, outer_tile
@@ -13,14 +12,16 @@ __all__ = ["Plan", "plan_gemm"]
 
 ITEM_BYTES = {"f32": 4, "f64": 8}
 
-# The depth of a block of k: a panel of B and one of A stay in a 32 KiB L1 while they meet.
-_DEPTH = 384
-# What a packed block of B may take of L2 (512 KiB on the smallest server cores of today).
+# The depth of a block of k at most: a panel of A (6 KiB) and one of B (16 KiB) meet in a 32 KiB L1.
+_DEPTH = 256
+# What packed blocks may take of L2, which is 512 KiB on the smallest server cores of today.
+_A_BLOCK_BYTES = 256 * 1024
 _B_BLOCK_BYTES = 256 * 1024
 # Up to so many rows, B [n, k] is multiplied as it lies (dot products) rather than transposed.
 _DOT_MAX_ROWS = 8
-# What packing one number costs, in multiply-adds.
-_PACK_A_COST, _PACK_B_COST, _TRANSPOSE_B_COST = 3, 4, 5
+# What it costs to fetch a number into a tile, in multiply-adds: A read as it lies, A packed, B
+# packed, B transposed. Most of it is waiting for L3.
+_READ_A, _PACK_A, _PACK_B, _TRANSPOSE_B = 3, 8, 6, 8
 # What handing out a tile costs, in multiply-adds (0.2 microseconds).
 _TILE_COST = 10_000
 
@@ -64,22 +65,31 @@ class Plan:
         return self.batch * self.row_tiles * self.column_tiles
 
     @property
-    def panel_items(self) -> int:
+    def a_panel_items(self) -> int:
+        """Numbers from one packed panel of A to the next."""
+        return self._panel_items(self.tile.rows)
+
+    @property
+    def b_panel_items(self) -> int:
         """Numbers from one packed panel of B to the next."""
-        return self.depth * self.tile.width
+        return self._panel_items(self.tile.width)
+
+    def _panel_items(self, width: int) -> int:
+        # An odd number of cache lines: packing writes a row of every panel in turn, and at a
+        # distance of 6 KiB they would share two sets of L1, which made it five times as slow.
+        line = 64 // ITEM_BYTES[self.dtype]
+        return (_ceil(self.depth * width, line) | 1) * line
 
     @property
     def scratch_layout(self) -> tuple[int, int, int]:
-        """Numbers of scratch before the packed panel of A, before packed B, and in all."""
-        sums = self.tile.rows * self.tile.width
-        a_panel = _round_up(self.depth * self.tile.rows, 16) if self.pack_a else 0
-        panels = 0
-        if self.pack_b:
-            panels = _ceil(self.block_columns, self.tile.width)
-        elif self.form == "outer" and self.n % self.tile.width:
-            panels = 1  # only C's right edge
-        a_start = _round_up(sums, 16)
-        return a_start, a_start + a_panel, a_start + a_panel + panels * self.panel_items
+        """Numbers of scratch before the packed block of A, before packed B, and in all."""
+        sums = _round_up(self.tile.rows * self.tile.width, 16)
+        a_panels = _ceil(self.block_rows, self.tile.rows) if self.pack_a else 0
+        b_panels = _ceil(self.block_columns, self.tile.width) if self.pack_b else 0
+        if self.form == "outer" and not self.pack_b and self.n % self.tile.width:
+            b_panels = 1  # only C's right edge
+        b_start = sums + _round_up(a_panels * self.a_panel_items, 16)
+        return sums, b_start, b_start + b_panels * self.b_panel_items
 
     @property
     def scratch_bytes(self) -> int:
@@ -113,12 +123,14 @@ def plan_gemm(
     depth = max(1, k)
     if pack_b:
         depth = min(_round_up(_ceil(k, _ceil(k, _DEPTH)), 4), k)
-    pack_cost = (
-        (_TRANSPOSE_B_COST if trans_b else _PACK_B_COST) if pack_b else 0,
-        _PACK_A_COST if pack_a else 0,
+    block_rows, block_columns = _cut(
+        (batch, m, n, k),
+        tile,
+        rows_at_most=_A_BLOCK_BYTES // (depth * ITEM_BYTES[dtype]) if pack_a else m,
+        columns_at_most=_B_BLOCK_BYTES // (depth * ITEM_BYTES[dtype]) if pack_b else n,
+        a_cost=_PACK_A if pack_a else _READ_A,
+        b_cost=(_TRANSPOSE_B if trans_b else _PACK_B) if pack_b else 0,
     )
-    block_bytes = _B_BLOCK_BYTES // (depth * ITEM_BYTES[dtype]) if pack_b else n
-    block_rows, block_columns = _cut(batch, m, n, k, tile, pack_cost, block_bytes)
     return Plan(
         dtype, batch, m, n, k, trans_a, trans_b, shared_a, shared_b, form, tile,
         pack_a, pack_b, depth, block_rows, block_columns,
@@ -126,33 +138,37 @@ def plan_gemm(
 
 
 def _cut(
-    batch: int, m: int, n: int, k: int, tile: Tile, pack_cost: tuple[int, int], columns_at_most: int
+    sizes: tuple[int, int, int, int],
+    tile: Tile,
+    rows_at_most: int,
+    columns_at_most: int,
+    a_cost: int,
+    b_cost: int,
 ) -> tuple[int, int]:
-    """The rows and columns of a thread's tile that cost the least, packing and idling included."""
+    """The rows and columns of a thread's tile for which fetching and idling cost the least.
+
+    The costs are those of one number of A and of B, in multiply-adds.
+    """
+    batch, m, n, k = sizes
 
     def cost(shape: tuple[int, int]) -> float:
-        rows, columns = shape
+        rows, columns = min(shape[0], m), min(shape[1], n)
         tiles = batch * _ceil(m, rows) * _ceil(n, columns)
-        work = batch * m * n * k * (1 + pack_cost[0] / min(rows, m) + pack_cost[1] / min(columns, n))
+        work = batch * m * n * k * (1 + a_cost / columns + b_cost / rows)
         per_tile = work / tiles + _TILE_COST
-        # The last round of tiles leaves threads idle: the mean over likely teams.
-        return sum(_ceil(tiles, team) * per_tile * team for team in (2, 4, 8))
+        # The last round of tiles leaves threads idle: the sum over likely teams.
+        return sum(_ceil(tiles, team) * team * per_tile for team in (2, 4, 8))
 
-    rows = sorted(set(_shares(m, tile.rows)))
-    columns = sorted({c for c in _shares(n, tile.width) if c <= max(columns_at_most, tile.width)})
-    return min(((r, c) for r in rows for c in columns), key=cost)
+    rows = {r for r in _shares(m, tile.rows) if r <= max(rows_at_most, tile.rows)}
+    columns = {c for c in _shares(n, tile.width) if c <= max(columns_at_most, tile.width)}
+    return min(((r, c) for r in sorted(rows) for c in sorted(columns)), key=cost)
 
 
-def _shares(size: int, unit: int) -> Iterator[int]:
-    """Lengths that cut `size` into 1, 2, 3, 4, 6, 8, 12, … nearly equal parts of whole units."""
+def _shares(size: int, unit: int) -> set[int]:
+    """Lengths in whole units that cut `size` into 1, 2, 3, 4, 6, 8, 12, … nearly equal parts."""
     units = _ceil(size, unit)
-    parts = 1
-    while parts <= units:
-        yield _ceil(units, parts) * unit
-        if 3 * parts // 2 <= units and parts > 1:
-            yield _ceil(units, 3 * parts // 2) * unit
-        parts *= 2
-    yield unit
+    parts = {factor << shift for factor in (2, 3) for shift in range(units.bit_length())}
+    return {_ceil(units, min(count, units)) * unit for count in parts | {1}}
 
 
 def _ceil(a: int, b: int) -> int:

@@ -11,8 +11,8 @@ from llvmlite import ir
 
 __all__ = [
     "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "constant", "declare",
-    "float_type", "fma", "item_bytes", "load", "load_lanes", "loop", "minimum", "prefix_mask",
-    "shuffle", "splat", "store", "store_lanes",
+    "float_type", "fma", "item_bytes", "load", "load_lanes", "loop", "minimum", "prefetch",
+    "prefix_mask", "shuffle", "splat", "store", "store_lanes", "suffix",
 ]  # fmt: skip
 
 VOID = ir.VoidType()
@@ -23,7 +23,7 @@ I64 = ir.IntType(64)
 KERNEL_TYPE = ir.FunctionType(VOID, [POINTER, I64, POINTER])  # (args, tile, scratch)
 
 _FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
-_BYTES = {"float": 4, "double": 8}
+_BYTES = {"half": 2, "float": 4, "double": 8}
 
 
 def float_type(dtype: str) -> ir.Type:
@@ -32,7 +32,9 @@ def float_type(dtype: str) -> ir.Type:
 
 
 def item_bytes(scalar: ir.Type) -> int:
-    """Bytes of one element of an IR floating-point type."""
+    """Bytes of one element of an IR floating-point or integer type."""
+    if isinstance(scalar, ir.IntType):
+        return -(-scalar.width // 8)
     return _BYTES[str(scalar)]
 
 
@@ -47,10 +49,12 @@ def declare(module: ir.Module, name: str, result: ir.Type, args: Sequence[ir.Typ
     return found or ir.Function(module, ir.FunctionType(result, args), name)
 
 
-def _suffix(kind: ir.Type) -> str:
+def suffix(kind: ir.Type) -> str:
     """How LLVM spells a type inside an intrinsic's name."""
     if isinstance(kind, ir.VectorType):
-        return f"v{kind.count}{_suffix(kind.element)}"
+        return f"v{kind.count}{suffix(kind.element)}"
+    if isinstance(kind, ir.IntType):
+        return f"i{kind.width}"
     return f"f{8 * item_bytes(kind)}"
 
 
@@ -83,7 +87,7 @@ def load_lanes(
     """Load the lanes of `mask` (None: all); the others read as 0, and their memory is untouched."""
     if mask is None:
         return load(b, pointer, kind)
-    name = f"llvm.masked.load.{_suffix(kind)}.p0"
+    name = f"llvm.masked.load.{suffix(kind)}.p0"
     intrinsic = declare(b.module, name, kind, [POINTER, I32, mask.type, kind])
     align = ir.Constant(I32, item_bytes(kind.element))
     return b.call(intrinsic, [pointer, align, mask, ir.Constant(kind, None)])
@@ -97,14 +101,21 @@ def store_lanes(
         store(b, value, pointer)
         return
     kind = value.type
-    name = f"llvm.masked.store.{_suffix(kind)}.p0"
+    name = f"llvm.masked.store.{suffix(kind)}.p0"
     intrinsic = declare(b.module, name, VOID, [kind, POINTER, I32, mask.type])
     b.call(intrinsic, [value, pointer, ir.Constant(I32, item_bytes(kind.element)), mask])
 
 
+def prefetch(b: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Ask for a cache line that will be read; any address will do, also one past the end."""
+    kinds = [POINTER, I32, I32, I32]
+    hint = [ir.Constant(I32, value) for value in (0, 3, 1)]  # to read, keep in all caches, data
+    b.call(declare(b.module, "llvm.prefetch.p0", VOID, kinds), [pointer, *hint])
+
+
 def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     """x·y + z, fused where the target has the instruction (llvm.fma would call libm elsewhere)."""
-    intrinsic = declare(b.module, f"llvm.fmuladd.{_suffix(x.type)}", x.type, [x.type] * 3)
+    intrinsic = declare(b.module, f"llvm.fmuladd.{suffix(x.type)}", x.type, [x.type] * 3)
     return b.call(intrinsic, [x, y, z])
 
 

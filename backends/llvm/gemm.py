@@ -13,7 +13,7 @@ from backends.llvm.blocking import Plan, plan_gemm
 from backends.llvm.emit import I64, POINTER, VOID, address, constant
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.microkernel import Tile, emit_dot, emit_outer
-from backends.llvm.packing import emit_copy_panel, emit_copy_rows, emit_transpose_panel
+from backends.llvm.packing import emit_copy_panels, emit_transpose_panel
 from backends.llvm.target import Target
 
 __all__ = ["Epilogue", "EpilogueContext", "gemm"]
@@ -175,33 +175,34 @@ class _Emitter:
                 k0=k0,
                 depth=e.minimum(b, constant(plan.depth), b.sub(constant(plan.k), k0)),
             )
+            if plan.pack_a:
+                self.emit_pack_a(b, place)
             if plan.pack_b:
                 self.emit_pack_b(b, place)
             self.emit_rows(b, place)
         b.ret_void()
 
+    def emit_pack_a(self, b: ir.IRBuilder, place: _Place) -> None:
+        """Pack the block's panels of A, which is [k, m] where this is asked for."""
+        plan = self.plan
+        source = self.at(b, place.a, self.a_index(b, place.row0, place.k0))
+        arguments = [source, place.depth, place.rows, place.a_packed]
+        b.call(self.copy_panels("a", plan.m, plan.tile.rows, plan.a_panel_items), arguments)
+
     def emit_pack_b(self, b: ir.IRBuilder, place: _Place) -> None:
         """Pack the block's panels of B: by rows or, where B is [n, k], by transposing."""
         plan = self.plan
-        width = constant(plan.tile.width)
-        if plan.trans_b:
-            with e.loop(b, place.columns, plan.tile.width) as (c, _):
-                columns = e.minimum(b, b.sub(place.columns, c), width)
-                source = self.at(b, place.b, self.b_index(b, b.add(place.col0, c), place.k0))
-                panel = self.at(b, place.b_packed, b.mul(c, constant(plan.depth)))
-                b.call(self.transpose_panel(), [source, place.depth, columns, panel])
-            return
+        width = plan.tile.width
         source = self.at(b, place.b, self.b_index(b, place.col0, place.k0))
-        panels = b.udiv(place.columns, width)
-        if plan.n >= plan.tile.width:
-            with b.if_then(b.icmp_signed(">", panels, constant(0))):
-                b.call(self.copy_rows(), [source, place.depth, panels, place.b_packed])
-        if plan.n % plan.tile.width:
-            whole = b.mul(panels, width)
-            with b.if_then(b.icmp_signed("<", whole, place.columns)):
-                panel = self.at(b, place.b_packed, b.mul(whole, constant(plan.depth)))
-                edge = self.at(b, source, whole)
-                b.call(self.copy_edge(), [edge, place.depth, panel])
+        if not plan.trans_b:
+            arguments = [source, place.depth, place.columns, place.b_packed]
+            b.call(self.copy_panels("b", plan.n, width, plan.b_panel_items), arguments)
+            return
+        with e.loop(b, place.columns, width) as (c, _):
+            columns = e.minimum(b, b.sub(place.columns, c), constant(width))
+            source = self.at(b, place.b, self.b_index(b, b.add(place.col0, c), place.k0))
+            panel = self.b_panel(b, place, c)
+            b.call(self.transpose_panel(), [source, place.depth, columns, panel])
 
     def emit_rows(self, b: ir.IRBuilder, place: _Place) -> None:
         """Run down the block's rows, a register tile's at a time; C's last may be fewer."""
@@ -209,26 +210,25 @@ class _Emitter:
         rest = plan.m % plan.tile.rows
         with e.loop(b, place.rows, plan.tile.rows) as (r, _):
             row = b.add(place.row0, r)
-            if plan.m < plan.tile.rows:
-                self.emit_strip(b, place, row, rest)
-            elif rest == 0:
-                self.emit_strip(b, place, row, plan.tile.rows)
+            if plan.pack_a:
+                panel = b.udiv(r, constant(plan.tile.rows))
+                a_rows = self.at(b, place.a_packed, b.mul(panel, constant(plan.a_panel_items)))
+            else:
+                a_rows = self.at(b, place.a, self.a_index(b, row, place.k0))
+            if rest == 0:
+                self.emit_strip(b, place, row, a_rows, plan.tile.rows)
             else:
                 whole = b.icmp_signed("<=", row, constant(plan.m - plan.tile.rows))
                 with b.if_else(whole, likely=True) as (then, otherwise):
                     with then:
-                        self.emit_strip(b, place, row, plan.tile.rows)
+                        self.emit_strip(b, place, row, a_rows, plan.tile.rows)
                     with otherwise:
-                        self.emit_strip(b, place, row, rest)
+                        self.emit_strip(b, place, row, a_rows, rest)
 
-    def emit_strip(self, b: ir.IRBuilder, place: _Place, row: ir.Value, rows: int) -> None:
+    def emit_strip(self, b, place: _Place, row: ir.Value, a_rows: ir.Value, rows: int) -> None:
         """`rows` rows of the block: their register tiles from left to right."""
         plan = self.plan
         tile = Tile(rows, plan.tile.vectors, plan.tile.lanes)
-        a_rows = self.at(b, place.a, self.a_index(b, row, place.k0))
-        if plan.pack_a:
-            b.call(self.copy_a(rows), [a_rows, place.depth, place.a_packed])
-            a_rows = place.a_packed
         flat_row = b.add(b.mul(place.item, constant(plan.m)), row)
         with e.loop(b, place.columns, tile.width) as (c, _):
             col = b.add(place.col0, c)
@@ -239,7 +239,7 @@ class _Emitter:
                 columns = e.minimum(b, b.sub(place.columns, c), constant(tile.width))
                 b.call(self.dot_kernel(tile), [a_rows, panel, columns, place.sums])
             elif plan.pack_b:
-                panel = self.at(b, place.b_packed, b.mul(c, constant(plan.depth)))
+                panel = self.b_panel(b, place, c)
                 kernel = self.outer_kernel(tile, tile.width)
                 b.call(kernel, [a_rows, panel, place.depth, place.sums])
             else:
@@ -266,7 +266,9 @@ class _Emitter:
             b.call(kernel, [a_rows, panel, place.depth, place.sums])
 
         def edge() -> None:
-            b.call(self.copy_edge(), [panel, place.depth, place.b_packed])
+            copy = self.copy_panels("b", plan.n, tile.width, plan.b_panel_items)
+            arguments = [panel, place.depth, constant(plan.n % tile.width), place.b_packed]
+            b.call(copy, arguments)
             kernel = self.outer_kernel(tile, tile.width)
             b.call(kernel, [a_rows, place.b_packed, place.depth, place.sums])
 
@@ -346,7 +348,8 @@ class _Emitter:
         def define(function: ir.Function, b: ir.IRBuilder) -> None:
             emit_outer(function, b, self.vector, tile, a_strides, b_stride)
 
-        return self.function(f"outer_{tile.rows}_{b_stride}", [POINTER, POINTER, I64, POINTER], define)
+        kinds = [POINTER, POINTER, I64, POINTER]
+        return self.function(f"outer_{tile.rows}_{b_stride}", kinds, define)
 
     def dot_kernel(self, tile: Tile) -> ir.Function:
         def define(function: ir.Function, b: ir.IRBuilder) -> None:
@@ -363,33 +366,43 @@ class _Emitter:
 
     def transpose_panel(self) -> ir.Function:
         def define(function: ir.Function, b: ir.IRBuilder) -> None:
-            emit_transpose_panel(function, b, self.vector, self.plan.tile.vectors, self.plan.k)
+            emit_transpose_panel(function, b, self.vector, self.plan.tile.width, self.plan.k)
 
         return self.function("transpose_b", [POINTER, I64, I64, POINTER], define)
 
-    def copy_rows(self) -> ir.Function:
-        plan = self.plan
+    def copy_panels(self, name: str, size: int, width: int, panel_items: int) -> ir.Function:
+        """`void f(source, depth, columns, target)`: pack columns of a matrix [k, size].
+
+        Columns that fill no panel are the matrix's last, hence of a number that is known here.
+        """
 
         def define(function: ir.Function, b: ir.IRBuilder) -> None:
-            emit_copy_rows(
-                function, b, self.vector, plan.tile.vectors, plan.n, plan.tile.width * plan.depth
-            )
+            source, depth, columns, target = function.args
+            panels = b.udiv(columns, constant(width))
+            kinds = [POINTER, I64, I64, POINTER]
+            if size >= width:
 
-        return self.function("copy_b", [POINTER, I64, I64, POINTER], define)
+                def define_whole(whole: ir.Function, inner: ir.IRBuilder) -> None:
+                    emit_copy_panels(whole, inner, self.vector, width, width, size, panel_items)
 
-    def copy_edge(self) -> ir.Function:
-        width = self.plan.tile.width
+                whole = self.function(f"copy_{name}_panels", kinds, define_whole)
+                with b.if_then(b.icmp_signed(">", panels, constant(0))):
+                    b.call(whole, [source, depth, panels, target])
+            if size % width:
 
-        def define(function: ir.Function, b: ir.IRBuilder) -> None:
-            emit_copy_panel(function, b, self.scalar, self.plan.n % width, width, self.plan.n)
+                def define_edge(edge: ir.Function, inner: ir.IRBuilder) -> None:
+                    step = size % width if name == "a" else width
+                    emit_copy_panels(
+                        edge, inner, self.vector, size % width, step, size, panel_items
+                    )
 
-        return self.function("copy_b_edge", [POINTER, I64, POINTER], define)
+                edge = self.function(f"copy_{name}_edge", kinds, define_edge)
+                start = b.mul(panels, constant(width))
+                with b.if_then(b.icmp_signed("<", start, columns)):
+                    place = self.at(b, target, b.mul(panels, constant(panel_items)))
+                    b.call(edge, [self.at(b, source, start), depth, constant(1), place])
 
-    def copy_a(self, rows: int) -> ir.Function:
-        def define(function: ir.Function, b: ir.IRBuilder) -> None:
-            emit_copy_panel(function, b, self.scalar, rows, rows, self.plan.m)
-
-        return self.function(f"copy_a_{rows}", [POINTER, I64, POINTER], define)
+        return self.function(f"copy_{name}", [POINTER, I64, I64, POINTER], define)
 
     def function(self, name: str, kinds: list[ir.Type], define: Callable) -> ir.Function:
         """The kernel's private function `name`, defined by `define(function, builder)` once.
@@ -408,6 +421,11 @@ class _Emitter:
         return self.functions[name]
 
     # Addresses.
+
+    def b_panel(self, b: ir.IRBuilder, place: _Place, c: ir.Value) -> ir.Value:
+        """The packed panel of B that holds column `c` of the block."""
+        index = b.udiv(c, constant(self.plan.tile.width))
+        return self.at(b, place.b_packed, b.mul(index, constant(self.plan.b_panel_items)))
 
     def at(self, b: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> ir.Value:
         return address(b, pointer, index, self.scalar)

@@ -24,58 +24,65 @@ from backends.llvm.emit import (
     load_lanes,
     loop,
     minimum,
+    prefetch,
     prefix_mask,
     shuffle,
     store,
 )
 
-__all__ = ["emit_copy_panel", "emit_copy_rows", "emit_transpose_panel"]
+__all__ = ["emit_copy_panels", "emit_transpose_panel"]
+
+# Rows are a few hundred bytes each, far apart: too short a run for the hardware to catch on.
+_PREFETCH_ROWS = 8
 
 
-def emit_copy_rows(
+def emit_copy_panels(
     function: ir.Function,
     b: ir.IRBuilder,
     vector: ir.VectorType,
-    vectors: int,
+    used: int,
+    width: int,
     stride: int,
     panel_items: int,
 ) -> None:
-    """`void f(source, depth, panels, target)`: pack whole panels of a [k, n] matrix, row by row.
+    """`void f(source, depth, panels, target)`: pack panels of a matrix with rows along the panels.
 
-    Panel q gets columns [q·width, (q+1)·width) for p < depth and starts at q·panel_items. Rows are
-    read as far as they are consecutive: a panel at a time would touch one cache line in each row.
+    Panel q gets columns [q·width, q·width + used) of each row p < depth and starts at
+    q·panel_items. Rows are read as far as they are consecutive: a panel at a time would touch one
+    cache line in each row. A width that is no multiple of the lanes is copied by whole vectors all
+    the same: what they write too much belongs to the next p, which is written later, and what they
+    read too much is the next row's, so only the last row is copied exactly.
     """
     source, depth, panels, target = function.args
-    width = vectors * vector.count
-    with loop(b, depth, 1) as (p, _):
-        row = address(b, source, b.mul(p, constant(stride)), vector.element)
-        packed = address(b, target, b.mul(p, constant(width)), vector.element)
+    scalar, lanes = vector.element, vector.count
+
+    def copy_row(p: ir.Value, exact: bool) -> None:
+        row = address(b, source, b.mul(p, constant(stride)), scalar)
+        packed = address(b, target, b.mul(p, constant(width)), scalar)
         with loop(b, panels, 1) as (q, _):
-            read = address(b, row, b.mul(q, constant(width)), vector.element)
-            write = address(b, packed, b.mul(q, constant(panel_items)), vector.element)
-            for v in range(vectors):
-                offset = constant(v * vector.count)
-                value = load(b, address(b, read, offset, vector.element), vector)
-                store(b, value, address(b, write, offset, vector.element))
+            read = address(b, row, b.mul(q, constant(width)), scalar)
+            write = address(b, packed, b.mul(q, constant(panel_items)), scalar)
+            for start in range(0, used, 64 // item_bytes(scalar)):
+                ahead = constant(_PREFETCH_ROWS * stride + start)
+                prefetch(b, address(b, read, ahead, scalar))
+            for start in range(0, used, lanes):
+                count = min(lanes, used - start) if exact else lanes
+                offset = constant(start)
+                value = load(b, address(b, read, offset, scalar), ir.VectorType(scalar, count))
+                store(b, value, address(b, write, offset, scalar))
 
-
-def emit_copy_panel(
-    function: ir.Function, b: ir.IRBuilder, scalar: ir.Type, used: int, width: int, stride: int
-) -> None:
-    """`void f(source, depth, target)`: pack `used` <= `width` consecutive columns.
-
-    The vector is exactly as long as what is there, so nothing is read past the matrix. The
-    remaining columns of the panel keep what the scratch memory held.
-    """
-    source, depth, target = function.args
-    vector = ir.VectorType(scalar, used)
-    with loop(b, depth, 1) as (p, _):
-        value = load(b, address(b, source, b.mul(p, constant(stride)), scalar), vector)
-        store(b, value, address(b, target, b.mul(p, constant(width)), scalar))
+    last = b.sub(depth, constant(1))
+    if used % lanes:
+        with b.if_then(b.icmp_signed(">", last, constant(0))), loop(b, last, 1) as (p, _):
+            copy_row(p, exact=False)
+        copy_row(last, exact=True)
+    else:
+        with loop(b, depth, 1) as (p, _):
+            copy_row(p, exact=True)
 
 
 def emit_transpose_panel(
-    function: ir.Function, b: ir.IRBuilder, vector: ir.VectorType, vectors: int, k: int
+    function: ir.Function, b: ir.IRBuilder, vector: ir.VectorType, width: int, k: int
 ) -> None:
     """`void f(source, depth, columns, target)`: pack a panel of a [n, k] matrix.
 
@@ -84,26 +91,21 @@ def emit_transpose_panel(
     is shorter than a vector the loads are masked.
     """
     source, depth, columns, target = function.args
-    lanes, width = vector.count, vectors * vector.count
+    scalar, lanes = vector.element, vector.count
     last_column = b.sub(columns, constant(1))
-    rows = [
-        address(b, source, b.mul(minimum(b, constant(j), last_column), constant(k)),
-                vector.element)
-        for j in range(width)
-    ]  # fmt: skip
     short = k < lanes
-    for v in range(vectors):
-        block = rows[v * lanes : (v + 1) * lanes]
+    mask = prefix_mask(lanes, k) if short else None
+    with loop(b, constant(width), lanes) as (first, _):
+        rows = []
+        for j in range(lanes):
+            column = minimum(b, b.add(first, constant(j)), last_column)
+            rows.append(address(b, source, b.mul(column, constant(k)), scalar))
         with loop(b, depth, lanes) as (index, _):
             p = index if short else minimum(b, index, b.sub(depth, constant(lanes)))
-            pointers = [address(b, row, p, vector.element) for row in block]
-            mask = prefix_mask(lanes, k) if short else None
-            values = [load_lanes(b, pointer, vector, mask) for pointer in pointers]
-            packed = address(
-                b, target, b.add(b.mul(p, constant(width)), constant(v * lanes)), vector.element
-            )
+            values = [load_lanes(b, address(b, row, p, scalar), vector, mask) for row in rows]
+            packed = address(b, target, b.add(b.mul(p, constant(width)), first), scalar)
             for t, value in enumerate(transpose(b, values)[: min(k, lanes)]):
-                store(b, value, address(b, packed, constant(t * width), vector.element))
+                store(b, value, address(b, packed, constant(t * width), scalar))
 
 
 def transpose(b: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
