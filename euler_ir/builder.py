@@ -148,7 +148,7 @@ class Builder:
     def full(self, value: float, dtype: DType, shape: Sequence[int] = ()) -> Value:
         """A tensor filled with one number, which the element type must be able to hold."""
         kind = bool if dtype is BOOL else float if dtype.is_float else int
-        if kind is not float and kind(value) != value:
+        if not dtype.holds(value):
             raise IRError(f"full: {value} is no value of type {dtype} ({_calling_line()})")
         return self.apply(ops.Full(kind(value), dtype, tuple(shape)))
 

@@ -108,7 +108,7 @@ class Expr:
 COMPARE = {"lt": np.less, "le": np.less_equal, "eq": np.equal}
 BINARY = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-    "max": np.maximum, "min": np.minimum,  # both give NaN where an operand is NaN
+    "maximum": np.maximum, "minimum": np.minimum,  # both give NaN where an operand is NaN
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": np.left_shift, "shr": np.right_shift,
     "mulhi": lambda a, b: ((a.astype(np.uint64) * b) >> np.uint64(32)).astype(np.uint32),
@@ -116,7 +116,7 @@ BINARY = {
 _erf = np.frompyfunc(math.erf, 1, 1)
 UNARY = {
     "neg": np.negative, "abs": np.abs, "not": np.invert, "sqrt": np.sqrt, "exp": np.exp,
-    "log": np.log, "tanh": np.tanh, "erf": lambda x: _erf(x).astype(x.dtype),
+    "log": np.log, "tanh": np.tanh, "erf": lambda x: np.asarray(_erf(x), x.dtype),
     "floor": np.floor, "round": np.rint, "cos": np.cos, "sin": np.sin,
 }
 #: Reductions along the row, and `column_sum` over all rows.
@@ -125,11 +125,12 @@ REDUCTIONS = ("sum", "max", "column_sum")
 
 _LOGIC = frozenset({"not", "and", "or", "xor"})
 _SHIFTS = frozenset({"shl", "shr", "mulhi"})
-_ARITHMETIC = frozenset({"neg", "abs", "add", "sub", "mul", "div", "max", "min", "lt", "le"})
+_ARITHMETIC = frozenset({"neg", "abs", "add", "sub", "mul", "div", "maximum", "minimum", "lt",
+                         "le"})
 
 
 def const(value: int | float | bool, dtype: DType) -> Expr:
-    if not dtype.is_float and value != int(value):
+    if not dtype.holds(value):
         raise ShapeError(f"a number of type {dtype}, got {value}")
     return Expr("const", (), dtype.compute, value, varies=False)
 
@@ -198,11 +199,11 @@ def sigmoid(x: Expr) -> Expr:
 
 
 def maximum(x, y) -> Expr:
-    return binary("max", x, y)
+    return binary("maximum", x, y)
 
 
 def minimum(x, y) -> Expr:
-    return binary("min", x, y)
+    return binary("minimum", x, y)
 
 
 def where(condition: Expr, x, y) -> Expr:

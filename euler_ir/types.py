@@ -35,6 +35,15 @@ class DType(enum.Enum):
     def is_float(self) -> bool:
         return self in _FLOATS
 
+    def holds(self, value: int | float | bool) -> bool:
+        """Whether the number is one of this type; floats take every number, rounded."""
+        if self.is_float:
+            return True
+        if self is DType.BOOL:
+            return value in (0, 1)
+        limits = np.iinfo(self.numpy)
+        return limits.min <= value <= limits.max and value == int(value)
+
     @property
     def compute(self) -> DType:
         """The type arithmetic is done in: 16-bit floats are widened to f32 on load."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from euler_ir import scalar as s
 from euler_ir.op import Pointwise
-from euler_ir.types import I32, DType, TensorType
+from euler_ir.types import I32, DType, ShapeError, TensorType
 
 
 class Full(Pointwise):
@@ -18,6 +18,9 @@ class Full(Pointwise):
     shape: tuple[int, ...]
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        if any(n < 0 for n in self.shape) or not self.dtype.holds(self.value):
+            raise ShapeError(f"a shape and a value of type {self.dtype}, got {self.shape} and "
+                             f"{self.value}")
         return (TensorType(self.dtype, self.shape),)
 
     def scalar(self):

@@ -46,7 +46,7 @@ class Transpose(Op):
         return (x.with_shape(tuple(x.shape[axis] for axis in self.permutation)),)
 
     def evaluate(self, x):
-        return (np.ascontiguousarray(np.transpose(x, self.permutation)),)
+        return (np.array(np.transpose(x, self.permutation), order="C"),)
 
     def backward(self, b, node, grads):
         inverse = tuple(int(axis) for axis in np.argsort(self.permutation))
@@ -68,7 +68,7 @@ class Slice(Op):
         return (x.with_shape(tuple(b - a for a, b in zip(self.starts, self.stops, strict=True))),)
 
     def evaluate(self, x):
-        return (np.ascontiguousarray(x[tuple(map(slice, self.starts, self.stops))]),)
+        return (np.array(x[tuple(map(slice, self.starts, self.stops))], order="C"),)
 
     def alias(self, *operands: TensorType) -> int | None:
         """Contiguous when, after extents of 1, one axis is cut and all later ones are whole."""
@@ -249,7 +249,8 @@ class Split(Composite):
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         (x,) = operands
-        if not 0 <= self.axis < x.rank or sum(self.sizes) != x.shape[self.axis]:
+        if (not 0 <= self.axis < x.rank or sum(self.sizes) != x.shape[self.axis]
+                or min(self.sizes, default=-1) < 0):
             raise ShapeError(f"sizes that add up to axis {self.axis} of {x}, got {self.sizes}")
         return tuple(x.with_shape(x.shape[:self.axis] + (size,) + x.shape[self.axis + 1:])
                      for size in self.sizes)
