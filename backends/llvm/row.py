@@ -1,0 +1,493 @@
+"""Kernels of row programs: pointwise chains, norms, softmax, losses and their gradients.
+
+A tile is a block of rows (or, where nothing needs a row as such, of columns). For each row: load
+what there is once a row; then, level by level (see row_plan.py), loop over the columns a vector at
+a time, with several accumulators for every reduction, combined in a fixed order. Column sums add up
+in a row of the workspace that belongs to the tile; a second phase adds those rows in order.
+
+    for row in tile:
+        values a row
+        for level:
+            for columns, `unroll` vectors at a time; single vectors; a masked vector:
+                evaluate, accumulate, store
+            reductions of this level
+        stores a row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from llvmlite import ir
+
+from backends.llvm import emit as e
+from backends.llvm import scalar_emitter as se
+from backends.llvm.access import Access, RowProgram
+from backends.llvm.emit import constant
+from backends.llvm.kernel import KernelSource, Phase
+from backends.llvm.row_plan import Loop, RowPlan, is_reduction, plan_rows
+from backends.llvm.target import Target
+from euler_ir.scalar import Expr
+from euler_ir.types import DType
+
+__all__ = ["row_kernel"]
+
+_SUM_COLUMNS = 256  # columns of a tile of the second phase of column sums
+
+
+def row_kernel(program: RowProgram, target: Target, key: str = "row") -> KernelSource:
+    """The kernel of a row program; its args are as the program's accesses count them."""
+    plan = plan_rows(program, target)
+    sums = plan.program.column_sums
+    phases = [Phase("rows", plan.tiles)] if plan.tiles else []
+    if sums and plan.columns:
+        phases.append(Phase("columns", -(-plan.columns // _SUM_COLUMNS)))
+
+    def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
+        names = dict(zip((phase.name for phase in phases), symbols, strict=True))
+        if "rows" in names:
+            _RowEmitter(plan, module, names["rows"]).emit()
+        if "columns" in names:
+            _emit_column_phase(plan, module, names["columns"])
+
+    return KernelSource(
+        key=f"{key} {plan.text()}",
+        phases=tuple(phases),
+        emit=emit,
+        workspace_bytes=plan.tiles * sum(_partial_bytes(plan)),
+        scratch_bytes=sum(plan.kept_bytes(x) for x in plan.kept),
+        inplace=plan.inplace(),
+    )
+
+
+def _partial_bytes(plan: RowPlan) -> list[int]:
+    """Bytes of a tile's row of partial sums, for each column sum."""
+    return [plan.padded_columns * x.dtype.itemsize for x, _ in plan.program.column_sums]
+
+
+class _RowEmitter:
+    """Emits the phase that goes through the rows."""
+
+    def __init__(self, plan: RowPlan, module: ir.Module, symbol: str):
+        self.plan, self.lanes = plan, plan.lanes
+        function = ir.Function(module, e.KERNEL_TYPE, symbol)
+        self.args, self.tile, self.scratch = function.args
+        self.b = ir.IRBuilder(function.append_basic_block("entry"))
+        self.arguments: dict[int, ir.Value] = {}
+        #: Values of expressions that do not vary along the row, as far as they are computed.
+        self.values: dict[Expr, ir.Value] = {}
+        self.bases: dict[Access, ir.Value] = {}
+        self.segment_bases: dict[Access, ir.Value] = {}
+        self.partials: list[ir.Value] = []
+
+    def emit(self) -> None:
+        plan, b = self.plan, self.b
+        for access in self.accesses:
+            if access.argument is not None:
+                self.argument(access.argument)
+        segment_tiles, inner_tiles, column_tiles = plan.tile_counts
+        rest, column_block = _divide(b, self.tile, column_tiles)
+        segment_block, inner_block = _divide(b, rest, inner_tiles)
+        self.locate_scratch()
+        self.clear_partials()
+        self.evaluate_fixed()
+        segment0 = b.mul(segment_block, constant(plan.tile_segments))
+        inner0 = b.mul(inner_block, constant(plan.tile_inner))
+        with _count(b, segment0, plan.tile_segments, plan.segments) as segment:
+            self.locate_segment(segment)
+            with _count(b, inner0, plan.tile_inner, plan.inner) as row:
+                self.locate_row(row)
+                self.emit_row(column_block)
+        b.ret_void()
+
+    @property
+    def accesses(self) -> list[Access]:
+        program = self.plan.program
+        used = [program.loads[x.value] for x in self.plan.order if x.op == "input"]
+        return [*used, *(access for _, access in program.stores)]
+
+    def argument(self, index: int) -> ir.Value:
+        """The pointer that stands at `index` of the kernel's args."""
+        if index not in self.arguments:
+            cell = self.b.gep(self.args, [constant(index)], source_etype=e.POINTER)
+            self.arguments[index] = self.b.load(cell, typ=e.POINTER)
+        return self.arguments[index]
+
+    # Where things lie.
+
+    def locate_scratch(self) -> None:
+        self.kept_rows, place = {}, 0
+        for x in self.plan.kept:
+            self.kept_rows[x] = _bytes_after(self.b, self.scratch, constant(place))
+            place += self.plan.kept_bytes(x)
+
+    def clear_partials(self) -> None:
+        """Find this tile's rows of partial sums in the workspace, and set them to 0."""
+        b, plan = self.b, self.plan
+        sizes = _partial_bytes(plan)
+        if not sizes:
+            return
+        workspace = self.argument(_workspace_argument(plan))
+        own = b.mul(self.tile, constant(sum(sizes)))
+        for i, (x, _) in enumerate(plan.program.column_sums):
+            start = b.add(own, constant(sum(sizes[:i])))
+            self.partials.append(_bytes_after(b, workspace, start))
+            kind = se.value_type(x.dtype, self.lanes)
+            with e.loop(b, constant(plan.columns), self.lanes) as (column, _):
+                pointer = e.address(b, self.partials[i], column, _element(kind))
+                e.store(b, ir.Constant(kind, None), pointer)
+
+    def locate_segment(self, segment: ir.Value) -> None:
+        """Where each access stands at the first inner row of a segment."""
+        b, outer = self.b, self.plan.program.space[:-2]
+        indices, rest = [], segment
+        for extent in reversed(outer):
+            rest, index = _divide(b, rest, extent) if extent != self.plan.segments else (rest, rest)
+            indices.insert(0, index)
+        for access in self.accesses:
+            place = constant(access.offset)
+            for index, stride in zip(indices, access.strides[:-2], strict=True):
+                if stride:
+                    place = b.add(place, b.mul(index, constant(stride)))
+            self.segment_bases[access] = place
+
+    def locate_row(self, row: ir.Value) -> None:
+        b = self.b
+        for access in self.accesses:
+            place = self.segment_bases[access]
+            if len(access.strides) > 1 and access.strides[-2]:
+                place = b.add(place, b.mul(row, constant(access.strides[-2])))
+            self.bases[access] = place
+
+    def pointer(self, access: Access) -> ir.Value:
+        """The element of an access at column 0 of the current row."""
+        return e.address(self.b, self.arguments[access.argument], self.bases[access],
+                         se.storage_type(access.dtype))
+
+    # Values that do not vary along the row.
+
+    def evaluate_fixed(self) -> None:
+        """What is the same for all rows: once a tile."""
+        for access in self.accesses:
+            self.bases[access] = constant(access.offset)
+        self.fixed: set[Expr] = set()
+        for x in self.plan.order:
+            if x.op == "input":
+                same = not any(self.plan.program.loads[x.value].strides)
+            else:
+                same = not is_reduction(x) and all(arg in self.fixed for arg in x.args)
+            if same:
+                self.fixed.add(x)
+                self.values[x] = self.evaluate_once(x)
+
+    def evaluate_rows_values(self, level: int) -> None:
+        """What does not vary along the row, and what `level` loops over it have made known."""
+        for x in self.plan.order:
+            if (x not in self.plan.varying and x not in self.values
+                    and self.plan.levels[x] <= level):
+                self.values[x] = self.evaluate_once(x)
+
+    def evaluate_once(self, x: Expr) -> ir.Value:
+        if x.op != "input":
+            return se.operation(self.b, x, [self.values[arg] for arg in x.args])
+        access = self.plan.program.loads[x.value]
+        if access.argument is None:
+            return self.b.trunc(self.bases[access], e.I32)
+        return se.load(self.b, self.pointer(access), access.dtype)
+
+    # A row.
+
+    def emit_row(self, column_block: ir.Value) -> None:
+        plan, b = self.plan, self.b
+        self.values = {x: value for x, value in self.values.items() if x in self.fixed}
+        for loop in plan.loops:
+            self.evaluate_rows_values(loop.level)
+            if loop.roots or loop.column_sums:
+                self.emit_loop(loop, column_block)
+        self.evaluate_rows_values(len(plan.loops))
+        for x, access in plan.row_stores:
+            se.store(b, self.values[x], self.pointer(access), access.dtype)
+
+    def emit_loop(self, loop: Loop, column_block: ir.Value) -> None:
+        accumulators = [[_neutral(r, self.lanes)] * loop.unroll for r in loop.reductions]
+        if self.plan.tile_columns < self.plan.columns:
+            self.emit_block(loop, column_block)
+        else:
+            for start, stop, turns in self.plan.stretches(loop):
+                self.emit_stretch(loop, start, stop, turns, accumulators)
+        for r, parts in zip(loop.reductions, accumulators, strict=True):
+            self.values[r] = _fold(self.b, r, parts, self.lanes)
+
+    def emit_block(self, loop: Loop, column_block: ir.Value) -> None:
+        """The tile's block of columns; only the last one may be short."""
+        plan, b = self.plan, self.b
+        first = b.mul(column_block, constant(plan.tile_columns))
+        last_start = (plan.columns - 1) // plan.tile_columns * plan.tile_columns
+
+        def part(start: ir.Value | None, stop: int) -> None:
+            self.emit_stretch(loop, 0, stop, {}, [], start)
+
+        rest = plan.columns - last_start
+        if rest == plan.tile_columns:
+            part(first, plan.tile_columns)
+            return
+        with b.if_else(b.icmp_signed("<", first, constant(last_start)), likely=True) as (then, other):
+            with then:
+                part(first, plan.tile_columns)
+            with other:
+                part(constant(last_start), rest)
+
+    def emit_stretch(self, loop: Loop, start: int, stop: int, turns: dict[int, int],
+                     accumulators: list[list[ir.Value]], first: ir.Value | None = None) -> None:
+        """Columns [start, stop) (after `first`), in which a row turned by d is displaced by
+        `turns[d]`."""
+        lanes = self.lanes
+
+        def vectors(at: int, count: int, unroll: int) -> None:
+            if not count:
+                return
+            parts = [values[i] for values in accumulators for i in range(unroll)]
+            with _repeat(self.b, at, count, unroll * lanes, parts) as (column, carried):
+                if first is not None:
+                    column = self.b.add(first, column)
+                chunks = [_Chunk(self, loop, column, lanes * i, None, turns) for i in range(unroll)]
+                self.emit_chunks(loop, chunks, carried)
+            for values in accumulators:
+                for i in range(unroll):
+                    values[i] = carried.pop(0)
+
+        whole, tail = divmod(stop - start, lanes)
+        main = whole // loop.unroll
+        vectors(start, main, loop.unroll)
+        if loop.unroll > 1:
+            vectors(start + main * loop.unroll * lanes, whole - main * loop.unroll, 1)
+        if tail:
+            column = constant(start + whole * lanes)
+            if first is not None:
+                column = self.b.add(first, column)
+            mask = e.prefix_mask(lanes, tail)
+            carried = [values[0] for values in accumulators]
+            self.emit_chunks(loop, [_Chunk(self, loop, column, 0, mask, turns)], carried)
+            for values in accumulators:
+                values[0] = carried.pop(0)
+
+    def emit_chunks(self, loop: Loop, chunks: Sequence[_Chunk], carried: list[ir.Value]) -> None:
+        """Evaluate everything for all chunks, then store: a result may overwrite an operand."""
+        b, writes = self.b, []
+        for i, chunk in enumerate(chunks):
+            for place, r in enumerate(loop.reductions):
+                at = place * len(chunks) + i
+                carried[at] = chunk.accumulate(r, carried[at])
+            for x in loop.keeps:
+                writes.append((chunk, chunk.value(x), x))
+            for x, access in loop.stores:
+                writes.append((chunk, chunk.value(x), access))
+            for place in loop.column_sums:
+                x = self.plan.program.column_sums[place][0]
+                writes.append((chunk, chunk.value(x), place))
+        for chunk, value, where in writes:
+            if isinstance(where, Access):
+                chunk.store(value, where)
+            elif isinstance(where, Expr):
+                e.store(b, value, chunk.row_address(self.kept_rows[where], value.type, 0))
+            else:
+                pointer = chunk.row_address(self.partials[where], value.type, 0)
+                e.store(b, b.fadd(e.load(b, pointer, value.type), value), pointer)
+
+
+class _Chunk:
+    """One vector of columns in one loop: the values there of expressions that vary.
+
+    It stands at `column` + `lane0`; `turns` says how far off a row turned by so much is read."""
+
+    def __init__(self, rows: _RowEmitter, loop: Loop, column: ir.Value, lane0: int,
+                 mask: ir.Constant | None, turns: dict[int, int]):
+        self.rows, self.loop, self.b = rows, loop, rows.b
+        self.column, self.lane0, self.mask, self.turns = column, lane0, mask, turns
+        self.memo: dict[tuple[Expr, int], ir.Value] = {}
+        self.kept_before = {x for x, level in rows.plan.keeps_before.items() if level < loop.level}
+
+    def value(self, x: Expr, turn: int = 0) -> ir.Value:
+        """The vector of x, of the row turned by `turn` places."""
+        key = (x, turn)
+        if key not in self.memo:
+            self.memo[key] = self._value(x, turn)
+        return self.memo[key]
+
+    def _value(self, x: Expr, turn: int) -> ir.Value:
+        rows, lanes = self.rows, self.rows.lanes
+        if x not in rows.plan.varying:
+            if x.op == "const":
+                return se.constant_value(x.value, x.dtype, lanes)
+            return e.splat(self.b, rows.values[x], lanes) if lanes > 1 else rows.values[x]
+        if x in self.kept_before:
+            kind = se.value_type(x.dtype, lanes)
+            pointer = self.row_address(rows.kept_rows[x], kind, self.turns.get(turn, 0))
+            return e.load(self.b, pointer, kind)
+        if x.op == "input":
+            return self.load(rows.plan.program.loads[x.value], self.turns.get(turn, 0))
+        if x.op == "roll":
+            return self.value(x.args[0], (turn + x.value) % rows.plan.columns)
+        return se.operation(self.b, x, [self.value(arg, turn) for arg in x.args], lanes)
+
+    def place(self, displacement: int, stride: int = 1) -> ir.Value:
+        """The column where the vector starts, `displacement` further on, times the stride."""
+        place = self.b.add(self.column, constant(self.lane0 + displacement))
+        return place if stride == 1 else self.b.mul(place, constant(stride))
+
+    def row_address(self, row: ir.Value, kind: ir.Type, displacement: int) -> ir.Value:
+        return e.address(self.b, row, self.place(displacement), _element(kind))
+
+    def load(self, access: Access, displacement: int) -> ir.Value:
+        b, lanes, stride = self.b, self.rows.lanes, access.strides[-1]
+        if access.argument is None:
+            start = b.add(self.rows.bases[access], self.place(displacement, stride))
+            start = b.trunc(start, e.I32)
+            if lanes == 1:
+                return start
+            ramp = ir.Constant(ir.VectorType(e.I32, lanes), [i * stride for i in range(lanes)])
+            return b.add(e.splat(b, start, lanes), ramp)
+        row, item = self.rows.pointer(access), se.storage_type(access.dtype)
+        pointer = e.address(b, row, self.place(displacement, stride), item)
+        if stride == 1 or lanes == 1:
+            return se.load(b, pointer, access.dtype, lanes, self.mask)
+        return self.gather(pointer, access)
+
+    def gather(self, pointer: ir.Value, access: Access) -> ir.Value:
+        """Elements that lie apart, one by one."""
+        b, lanes, item = self.b, self.rows.lanes, se.storage_type(access.dtype)
+        result = ir.Constant(se.value_type(access.dtype, lanes), None)
+        for lane in range(lanes if self.mask is None else sum(c.constant for c in
+                                                              self.mask.constant)):
+            source = e.address(b, pointer, constant(lane * access.strides[-1]), item)
+            result = b.insert_element(result, se.load(b, source, access.dtype),
+                                      ir.Constant(e.I32, lane))
+        return result
+
+    def store(self, value: ir.Value, access: Access) -> None:
+        pointer = e.address(self.b, self.rows.pointer(access), self.place(0),
+                            se.storage_type(access.dtype))
+        se.store(self.b, value, pointer, access.dtype, self.mask)
+
+    def accumulate(self, r: Expr, so_far: ir.Value) -> ir.Value:
+        """The accumulator with this vector taken in, in the lanes that exist."""
+        combined = _combine(self.b, r, so_far, self.value(r.args[0]))
+        return combined if self.mask is None else self.b.select(self.mask, combined, so_far)
+
+
+def _emit_column_phase(plan: RowPlan, module: ir.Module, symbol: str) -> None:
+    """Add up the tiles' partial sums, tile by tile, for a block of columns."""
+    function = ir.Function(module, e.KERNEL_TYPE, symbol)
+    args, tile, _ = function.args
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+
+    def argument(index: int) -> ir.Value:
+        return b.load(b.gep(args, [constant(index)], source_etype=e.POINTER), typ=e.POINTER)
+
+    sizes, lanes = _partial_bytes(plan), plan.lanes
+    workspace = argument(_workspace_argument(plan))
+    first = b.mul(tile, constant(_SUM_COLUMNS))
+    whole = plan.columns // lanes * lanes
+    for i, (x, access) in enumerate(plan.program.column_sums):
+        target, kind = argument(access.argument), se.value_type(x.dtype, lanes)
+        partial = _bytes_after(b, workspace, constant(sum(sizes[:i])))
+
+        def add_up(column: ir.Value, mask: ir.Constant | None, kind=kind, partial=partial,
+                   target=target, access=access) -> None:
+            total = ir.Constant(kind, None)
+            if plan.tiles:
+                with e.loop(b, constant(plan.tiles), 1, [total]) as (index, carried):
+                    row = _bytes_after(b, partial, b.mul(index, constant(sum(sizes))))
+                    pointer = e.address(b, row, column, _element(kind))
+                    carried[0] = b.fadd(carried[0], e.load(b, pointer, kind))
+                total = carried[0]
+            pointer = e.address(b, target, column, se.storage_type(access.dtype))
+            se.store(b, total, pointer, access.dtype, mask)
+
+        stop = e.minimum(b, b.sub(constant(whole), first), constant(_SUM_COLUMNS))
+        with b.if_then(b.icmp_signed(">", stop, constant(0))):
+            with e.loop(b, stop, lanes) as (column, _):
+                add_up(b.add(first, column), None)
+        if whole < plan.columns:
+            is_last = b.icmp_signed("==", tile, constant((plan.columns - 1) // _SUM_COLUMNS))
+            with b.if_then(is_last):
+                add_up(constant(whole), e.prefix_mask(lanes, plan.columns - whole))
+    b.ret_void()
+
+
+def _workspace_argument(plan: RowPlan) -> int:
+    program = plan.program
+    return 1 + max(a.argument for _, a in (*program.stores, *program.column_sums))
+
+
+def _combine(b: ir.IRBuilder, r: Expr, x: ir.Value, y: ir.Value) -> ir.Value:
+    if r.op == "max":
+        return se.maximum(b, x, y, r.dtype)
+    return b.fadd(x, y) if r.dtype.is_float else b.add(x, y)
+
+
+def _neutral(r: Expr, lanes: int) -> ir.Constant:
+    """What changes nothing when it is combined."""
+    if r.op == "sum":
+        return se.constant_value(0, r.dtype, lanes)
+    return se.constant_value(_lowest(r.dtype), r.dtype, lanes)
+
+
+def _lowest(dtype: DType) -> float | int:
+    return float("-inf") if dtype.is_float else int(np.iinfo(dtype.numpy).min)
+
+
+def _fold(b: ir.IRBuilder, r: Expr, parts: Sequence[ir.Value], lanes: int) -> ir.Value:
+    """The accumulators to one number: pairs of vectors, then halves of a vector."""
+    parts = list(parts)
+    while len(parts) > 1:
+        parts = [_combine(b, r, *parts[i:i + 2]) for i in range(0, len(parts), 2)]
+    value = parts[0]
+    while lanes > 1:
+        lanes //= 2
+        low = e.shuffle(b, value, value, range(lanes))
+        high = e.shuffle(b, value, value, range(lanes, 2 * lanes))
+        value = _combine(b, r, low, high)
+    return b.extract_element(value, ir.Constant(e.I32, 0)) if isinstance(
+        value.type, ir.VectorType) else value
+
+
+def _divide(b: ir.IRBuilder, value: ir.Value, by: int) -> tuple[ir.Value, ir.Value]:
+    """Quotient and remainder."""
+    if by == 1:
+        return value, constant(0)
+    return b.udiv(value, constant(by)), b.urem(value, constant(by))
+
+
+@contextmanager
+def _count(b: ir.IRBuilder, first: ir.Value, most: int, limit: int):
+    """A loop over first, first + 1, … for `most` turns, or fewer where `limit` comes before."""
+    if most == 1:
+        yield first
+        return
+    turns = constant(most)
+    if limit % most:
+        turns = e.minimum(b, turns, b.sub(constant(limit), first))
+    with e.loop(b, turns, 1) as (index, _):
+        yield b.add(first, index)
+
+
+@contextmanager
+def _repeat(b: ir.IRBuilder, start: int, count: int, step: int, carried: Sequence[ir.Value]):
+    """`count` turns from `start` on; straight code if there is one turn only."""
+    if count == 1:
+        values = list(carried)
+        yield constant(start), values
+        return
+    with e.loop(b, constant(count * step), step, carried) as (index, values):
+        yield b.add(index, constant(start)), values
+
+
+def _bytes_after(b: ir.IRBuilder, pointer: ir.Value, count: ir.Value) -> ir.Value:
+    return b.gep(pointer, [count], source_etype=ir.IntType(8))
+
+
+def _element(kind: ir.Type) -> ir.Type:
+    return kind.element if isinstance(kind, ir.VectorType) else kind
