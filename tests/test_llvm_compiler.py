@@ -38,6 +38,14 @@ def test_loading_more_leaves_earlier_addresses_valid():
     check(compiler, [1])
 
 
+def test_kernel_without_phases_needs_no_code():
+    compiler = make_compiler()
+    empty = dataclasses.replace(constant_kernel(1), key="empty", phases=())
+    addresses = compiler.load([empty, constant_kernel(2)])
+    assert addresses["empty"] == ()
+    assert compiler.compiled == 1
+
+
 def test_two_compilers_of_the_same_kernel_do_not_clash():
     one, two = make_compiler(), make_compiler()
     check(one, [1, 2])

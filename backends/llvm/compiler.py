@@ -71,6 +71,7 @@ class Compiler:
         """
         wanted = {source.key: source for source in sources}
         with _llvm_lock:
+            self._addresses.update((key, ()) for key, s in wanted.items() if not s.phases)
             missing = [source for key, source in wanted.items() if key not in self._addresses]
             if missing:
                 self._link(missing, self._objects(missing))

@@ -17,9 +17,9 @@ from backends.llvm.launch import Program, aligned_array
 from backends.llvm.walk import State, team_source
 from euler_ir.errors import EulerError
 
-# 4000 looks take about 100 us: longer than threads of one kernel usually differ, while a thread that
-# sleeps is late for its next kernel (a system call, a core to wake, perhaps a core to share at
-# first). With more threads than cores spinning only keeps a core from the one everybody waits for.
+# 4000 looks take about 100 us. Threads of one kernel rarely differ by more, and one that sleeps is
+# late for its next kernel: a system call, a core to wake, perhaps a core to share at first. With
+# more threads than cores spinning only keeps a core from the thread that everybody waits for.
 _SPINS = 4000
 
 _SCRATCH_ALIGNMENT = 128  # two cache lines: adjacent ones are fetched in pairs
