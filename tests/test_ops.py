@@ -54,7 +54,7 @@ def changed_operands(arrays):
     yield None, [*arrays, np.zeros((2, 3))]
     if arrays:
         yield None, arrays[:-1]
-    for i, array in enumerate(map(np.nan_to_num, arrays)):
+    for i, array in enumerate(np.nan_to_num(x, posinf=9.0, neginf=-9.0) for x in arrays):
         longer = np.concatenate([array, array], -1) if array.ndim else np.zeros(2, array.dtype)
         for other in (array[..., None], array[None], longer, np.zeros((0, *array.shape)),
                       np.array(1, array.dtype), array.astype(np.int64), array != 0,
