@@ -158,6 +158,23 @@ class Function:
                 users[value].append(node)
         return users
 
+    def anti_dependences(self) -> list[tuple[Node, Node]]:
+        """Pairs (reader, writer): the writer's result takes the memory of a donated input that the
+        reader reads, itself or through views, so a pass must not move the reader behind it."""
+        producers = self.producers()
+        consumers = self.consumers() if self.donations else {}
+        pairs = []
+        for donated, taker in self.donations.items():
+            writer = producers.get(self.output(taker))
+            pending = [self.input(donated)]
+            while pending and writer is not None:
+                for node in consumers[pending.pop()]:
+                    if node is not writer:
+                        pairs.append((node, writer))
+                    if node.op.alias(*(value.type for value in node.inputs)) is not None:
+                        pending += node.outputs
+        return pairs
+
     def replace(self, **changes) -> Function:
         """A copy with some fields changed."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -19,6 +19,9 @@ def fuse_epilogues(function: Function) -> Function:
     consumers, producers = function.consumers(), function.producers()
     position = {value: i for i, node in enumerate(function.nodes) for value in node.outputs}
     outputs = set(function.outputs)
+    must_precede: dict[Node, list[Node]] = {}
+    for reader, writer in function.anti_dependences():
+        must_precede.setdefault(writer, []).append(reader)
     taken: set[Node] = set()
     replaced: dict[Node, Node] = {}
     for start, node in enumerate(function.nodes):
@@ -28,6 +31,10 @@ def fuse_epilogues(function: Function) -> Function:
         while chain[-1].output not in outputs:
             following = _next_in_chain(chain[-1], consumers)
             if following is None or following in taken:
+                break
+            # The chain runs where the matmul stands: not before a reader of memory it takes over.
+            if any(position[reader.outputs[0]] > start and reader not in chain
+                   for reader in must_precede.get(following, ())):
                 break
             prelude = _operands_ready(following, chain, producers, position, start)
             if prelude is None:

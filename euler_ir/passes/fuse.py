@@ -43,9 +43,11 @@ class _Fusion:
         self.producers = function.producers()
         self.position = {node: i for i, node in enumerate(function.nodes)}
         self.groups = [_Group(_row_space(node), i) for i, node in enumerate(function.nodes)]
-        #: The positions of the nodes that read each node's results.
-        self.readers = [sorted({self.position[user] for value in node.outputs
-                                for user in self.consumers[value]}) for node in function.nodes]
+        #: The positions of the nodes that must come after each node.
+        self.readers = [{self.position[user] for value in node.outputs
+                         for user in self.consumers[value]} for node in function.nodes]
+        for reader, writer in function.anti_dependences():
+            self.readers[self.position[reader]].add(self.position[writer])
 
     def run(self) -> Function:
         for node in self.function.nodes:
@@ -190,18 +192,15 @@ def _is_copied(node: Node) -> bool:
 def _row_space(node: Node) -> tuple[int, ...] | None:
     """The row space a node computes over, None for nodes that are never fused."""
     if isinstance(node.op, Pointwise) and not isinstance(node.op, ops.Full):
-        shape = node.outputs[0].shape
-        return shape if shape and node.inputs else None
+        return node.outputs[0].shape if node.inputs else None
     if isinstance(node.op, Row):
         return node.op.space(*(value.type for value in node.inputs))
-    if _is_copied(node) and isinstance(node.op, ops.Slice):
-        return node.output.shape
     return None
 
 
 def _common_space(a: tuple[int, ...] | None, b: tuple[int, ...] | None):
     """The row space of a merged group: equal ones, or one that holds a value a row of the other."""
-    if a is None or b is None:
+    if a is None or b is None or len(a) != len(b):
         return None
     if a == b or b == a[:-1] + (1,):
         return a

@@ -83,11 +83,17 @@ def _reshape(b, producers, op, operands):
     (x,) = operands
     if x.shape == op.shape:
         return x
+    simpler = _constant(producers, x) is not None or _of(producers, x, ops.Reshape)
+    return _reshaped(b, producers, x, op.shape) if simpler else None
+
+
+def _reshaped(b, producers, x: Value, shape: tuple[int, ...]) -> Value:
+    """x under another shape, seen through earlier reshapes."""
     value = _constant(producers, x)
     if value is not None:
-        return b.full(value, x.dtype, op.shape)
+        return b.full(value, x.dtype, shape)
     inner = _of(producers, x, ops.Reshape)
-    return b.reshape(inner.inputs[0], op.shape) if inner else None
+    return b.reshape(inner.inputs[0] if inner else x, shape)
 
 
 def _broadcast(b, producers, op, operands):
@@ -103,15 +109,17 @@ def _broadcast(b, producers, op, operands):
 
 def _transpose(b, producers, op, operands):
     (x,) = operands
-    if op.permutation == tuple(range(len(x.shape))):
+    identity = tuple(range(len(x.shape)))
+    if op.permutation == identity:
         return x
     if sum(n != 1 for n in x.shape) <= 1:
-        return b.reshape(x, tuple(x.shape[axis] for axis in op.permutation))
+        return _reshaped(b, producers, x, tuple(x.shape[axis] for axis in op.permutation))
     inner = _of(producers, x, ops.Transpose)
     if inner is None:
         return None
-    return b.transpose(inner.inputs[0],
-                       tuple(inner.op.permutation[axis] for axis in op.permutation))
+    permutation = tuple(inner.op.permutation[axis] for axis in op.permutation)
+    source = inner.inputs[0]
+    return source if permutation == identity else b.transpose(source, permutation)
 
 
 def _slice(b, producers, op, operands):
@@ -131,7 +139,7 @@ def _reduce(b, producers, op, operands):
     """Reducing axes of extent 1 chooses or adds nothing."""
     (x,) = operands
     if all(x.shape[axis] == 1 for axis in op.axes):
-        return b.reshape(x, op.reduced(x.shape))
+        return _reshaped(b, producers, x, op.reduced(x.shape))
     return None
 
 
