@@ -27,6 +27,7 @@ from backends.llvm.attention_blocks import (
     Scratch,
     Sizes,
     Strip,
+    across_lanes,
     add_range_arrays,
     exp,
     fold,
@@ -300,14 +301,3 @@ class _Forward(BlockEmitter):
 def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     """x if it is larger, else y: y too where one is NaN."""
     return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-
-def across_lanes(b: ir.IRBuilder, value: ir.Value, combine) -> ir.Value:
-    """Combine the lanes of a vector: the upper half onto the lower until one is left."""
-    lanes = value.type.count
-    while lanes > 1:
-        lanes //= 2
-        lower = e.shuffle(b, value, value, range(lanes))
-        upper = e.shuffle(b, value, value, range(lanes, 2 * lanes))
-        value = combine(b, lower, upper)
-    return b.extract_element(value, constant(0))

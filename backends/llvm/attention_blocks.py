@@ -321,7 +321,7 @@ class BlockEmitter:
             with e.loop(b, queries, 1) as (i, _):
                 first = load_i32(b, e.address(b, lo, i, I32))
                 end = load_i32(b, e.address(b, hi, i, I32))
-                first = _larger(b, first, I32(0))
+                first = larger_int(b, first, I32(0))
                 end = e.minimum(b, end, I32(keys))
                 some = b.icmp_signed("<", first, end)
                 first = b.select(some, first, I32(keys))
@@ -351,14 +351,14 @@ class BlockEmitter:
                     for name in ("row_lo", "row_hi")
                 )  # fmt: skip
                 bounds = [
-                    fold(b, e.minimum, los), fold(b, _larger, los),
-                    fold(b, e.minimum, his), fold(b, _larger, his),
+                    fold(b, e.minimum, los), fold(b, larger_int, los),
+                    fold(b, e.minimum, his), fold(b, larger_int, his),
                 ]  # fmt: skip
                 for n, bound in enumerate(bounds):
                     place = b.add(b.mul(s, constant(4)), constant(n))
                     b.store(bound, at(b, scratch, "bounds", place))
                 hull[0] = e.minimum(b, hull[0], bounds[0])
-                hull[1] = _larger(b, hull[1], bounds[3])
+                hull[1] = larger_int(b, hull[1], bounds[3])
             b.store(hull[0], at(b, scratch, "hull", 0))
             b.store(hull[1], at(b, scratch, "hull", 1))
 
@@ -372,10 +372,10 @@ class BlockEmitter:
             for n in range(4)
         )
         zero = constant(0)
-        first = b.ashr(_larger(b, min_lo, zero), constant(_log2(panel)))
+        first = b.ashr(larger_int(b, min_lo, zero), constant(_log2(panel)))
         stop = e.minimum(b, b.ashr(b.add(max_hi, constant(panel - 1)), constant(_log2(panel))),
                         panels)
-        core_first = b.ashr(b.add(_larger(b, max_lo, zero), constant(panel - 1)),
+        core_first = b.ashr(b.add(larger_int(b, max_lo, zero), constant(panel - 1)),
                             constant(_log2(panel)))
         core_stop = b.ashr(min_hi, constant(_log2(panel)))
         return _Visible(first, stop, core_first, core_stop)
@@ -437,7 +437,7 @@ class _Visible:
         return self.first, self.stop, self.core_first, self.core_stop
 
 
-def _larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+def larger_int(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return b.select(b.icmp_signed(">", x, y), x, y)
 
 
@@ -479,6 +479,17 @@ def exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 def load_i32(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
     return b.load(pointer, typ=I32, align=4)
+
+
+def across_lanes(b: ir.IRBuilder, value: ir.Value, combine) -> ir.Value:
+    """Combine the lanes of a vector: the upper half onto the lower until one is left."""
+    lanes = value.type.count
+    while lanes > 1:
+        lanes //= 2
+        lower = e.shuffle(b, value, value, range(lanes))
+        upper = e.shuffle(b, value, value, range(lanes, 2 * lanes))
+        value = combine(b, lower, upper)
+    return b.extract_element(value, constant(0))
 
 
 def fold(b: ir.IRBuilder, combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
