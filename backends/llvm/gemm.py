@@ -246,7 +246,7 @@ class _Emitter:
                 self.emit_unpacked(b, place, tile, a_rows, col)
             first = b.icmp_signed("==", place.k0, constant(0))
             arguments = [place.args, place.sums, flat_row, constant(rows), col, first]
-            if plan.depth_blocks == 1:
+            if plan.depth_blocks == 1 or not self.epilogue:
                 b.call(self.finish(last=True), arguments)
             else:
                 last_start = constant((plan.depth_blocks - 1) * plan.depth)

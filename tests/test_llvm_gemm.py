@@ -1,0 +1,264 @@
+"""The LLVM backend's matmul against numpy in f64, compiled and run tile by tile without a team."""
+
+import ctypes
+import functools
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from backends.llvm import emit as e
+from backends.llvm.codegen import CodeGenerator
+from backends.llvm.gemm import Epilogue, gemm
+from backends.llvm.kernel import KernelSource
+from backends.llvm.target import Target
+
+HOST = Target.host()
+DTYPES = {"f32": np.float32, "f64": np.float64}
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+def wide_target() -> Target:
+    """AVX-512's vectors and tiles with this machine's instructions: LLVM splits each vector, so
+    that the code emitted for AVX-512 runs anywhere."""
+    return Target(HOST.triple, HOST.cpu, HOST.features, vector_bytes=64, registers=32)
+
+
+def neon_target() -> Target:
+    """NEON's vectors and tiles, likewise."""
+    return Target(HOST.triple, HOST.cpu, HOST.features, vector_bytes=16, registers=32)
+
+
+TARGETS = {
+    "host": HOST,
+    "avx2": Target.host("-avx512f") if HOST.has("avx512f") else HOST,
+    "wide": wide_target(),
+    "neon": neon_target(),
+}
+
+
+@functools.cache
+def generator(target: Target) -> CodeGenerator:
+    return CodeGenerator(target.triple, target.cpu, target.features)
+
+
+def run(source: KernelSource, arrays, target: Target = HOST, threads: int = 1) -> None:
+    """Compile a kernel and run its phases: thread i takes tiles i, i + threads, …"""
+    module = ir.Module(name="gemm")
+    symbols = tuple(f"f{i}" for i in range(len(source.phases)))
+    source.emit(module, symbols)
+    code = generator(target).compile(str(module))
+    machine = CodeGenerator(target.triple, target.cpu, target.features).target_machine
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    args = (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+    for phase, symbol in zip(source.phases, symbols, strict=True):
+        function = _KERNEL(engine.get_function_address(symbol))
+
+        def work(first, function=function, tiles=phase.tiles):
+            # Scratch is garbage on entry: what is read before it is written shows as NaN.
+            scratch = np.full(source.scratch_bytes // 8 + 17, np.nan)
+            aligned = scratch.ctypes.data + -scratch.ctypes.data % 64
+            for tile in range(first, tiles, threads):
+                function(args, tile, aligned)
+            # Nothing may be written past the scratch memory that was asked for.
+            used = (aligned - scratch.ctypes.data + source.scratch_bytes + 7) // 8
+            assert np.isnan(scratch[used:]).all()
+
+        team = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+        for thread in team:
+            thread.start()
+        for thread in team:
+            thread.join()
+
+
+def fenced(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A copy of `array` between NaN, element-aligned only, and the memory around it: a kernel that
+    reads past an edge gets NaN, and one that writes past it is caught."""
+    fence = np.full(array.size + 80, np.nan, array.dtype)
+    inner = fence[41 : 41 + array.size].reshape(array.shape)
+    inner[...] = array
+    return inner, fence
+
+
+def operands(rng, dtype, batch, m, n, k, trans_a, trans_b, shared_a=False, shared_b=False):
+    a_shape = (k, m) if trans_a else (m, k)
+    b_shape = (n, k) if trans_b else (k, n)
+    a = rng.standard_normal((1 if shared_a else batch, *a_shape)).astype(DTYPES[dtype])
+    b = rng.standard_normal((1 if shared_b else batch, *b_shape)).astype(DTYPES[dtype])
+    return fenced(a)[0], fenced(b)[0]
+
+
+def product(a, b, trans_a, trans_b):
+    """The product in f64, and the sum of the terms' magnitudes, which bounds its rounding."""
+    a = (a.swapaxes(1, 2) if trans_a else a).astype(np.float64)
+    b = (b.swapaxes(1, 2) if trans_b else b).astype(np.float64)
+    return a @ b, np.abs(a) @ np.abs(b)
+
+
+def check(target, dtype, batch, m, n, k, trans_a, trans_b, shared_a=False, shared_b=False):
+    rng = np.random.default_rng([m, n, k])
+    a, b = operands(rng, dtype, batch, m, n, k, trans_a, trans_b, shared_a, shared_b)
+    c, fence = fenced(np.full((batch, m, n), np.nan, DTYPES[dtype]))
+    source = gemm(
+        target, dtype, batch, m, n, k, trans_a, trans_b, shared_a=shared_a, shared_b=shared_b
+    )
+    run(source, [a, b, c], target)
+    expected, magnitude = product(a, b, trans_a, trans_b)
+    # Each number is at most k roundings away; random signs leave about sqrt(k) of them.
+    bound = 4 * np.sqrt(k) * np.finfo(DTYPES[dtype]).eps * magnitude
+    assert np.all(np.abs(c - expected) <= bound), source.key
+    assert np.isnan(np.delete(fence, np.arange(41, 41 + c.size))).all(), source.key
+
+
+ODD_SHAPES = [
+    (1, 1, 1),
+    (1, 257, 63),
+    (2, 3, 7),
+    (3, 17, 257),
+    (7, 17, 63),
+    (63, 65, 17),
+    (65, 257, 2),
+    (257, 1, 65),
+    (12, 40, 600),
+]
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("shape", ODD_SHAPES, ids=str)
+def test_odd_shapes(shape, trans):
+    for dtype in DTYPES:
+        check(HOST, dtype, 1, *shape, trans[0] == "T", trans[1] == "T")
+
+
+@pytest.mark.parametrize("name", ["avx2", "wide", "neon"])
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
+def test_other_vector_widths(name, trans):
+    flags = trans[0] == "T", trans[1] == "T"
+    for dtype, shape in itertools.product(DTYPES, [(3, 70, 19), (33, 67, 300)]):
+        check(TARGETS[name], dtype, 1, *shape, *flags)
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
+@pytest.mark.parametrize(
+    "shared", [(False, False), (True, False), (False, True), (True, True)], ids=str
+)
+def test_batches_and_shared_operands(shared, trans):
+    check(HOST, "f32", 3, 20, 18, 33, trans[0] == "T", trans[1] == "T", *shared)
+
+
+def test_blocks_of_every_kind():
+    """More rows, columns and depth than one block of each holds, none of them round."""
+    check(HOST, "f32", 1, 521, 603, 519, False, False)
+    check(HOST, "f32", 1, 521, 603, 519, False, True)
+    check(HOST, "f32", 1, 521, 603, 519, True, False)
+
+
+def test_empty_sizes():
+    for m, n, k in [(0, 3, 4), (3, 0, 4)]:
+        source = gemm(HOST, "f32", 2, m, n, k)
+        assert source.phases == ()
+    c, _ = fenced(np.full((2, 5, 19), np.nan, np.float32))
+    run(gemm(HOST, "f32", 2, 5, 19, 0), [np.empty(0, np.float32)] * 2 + [c])
+    assert np.array_equal(c, np.zeros_like(c))
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
+def test_bits_do_not_depend_on_threads(trans):
+    trans_a, trans_b = trans[0] == "T", trans[1] == "T"
+    rng = np.random.default_rng(0)
+    a, b = operands(rng, "f32", 1, 130, 150, 600, trans_a, trans_b)
+    source = gemm(HOST, "f32", 1, 130, 150, 600, trans_a, trans_b)
+    assert source.phases[0].tiles >= 4
+    results = []
+    for threads in (1, 2, 4):
+        c = np.full((1, 130, 150), np.nan, np.float32)
+        run(source, [a, b, c], threads=threads)
+        results.append(c.tobytes())
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("m", [4, 30])
+def test_nan_and_infinity_reach_what_they_should(m, trans):
+    trans_a, trans_b = trans[0] == "T", trans[1] == "T"
+    a, b = operands(np.random.default_rng(1), "f32", 1, m, 37, 50, trans_a, trans_b)
+    (a.swapaxes(1, 2) if trans_a else a)[0, 2, 49] = np.nan
+    (b.swapaxes(1, 2) if trans_b else b)[0, 7, 36] = np.inf
+    c = np.zeros((1, m, 37), np.float32)
+    run(gemm(HOST, "f32", 1, m, 37, 50, trans_a, trans_b), [a, b, c])
+    expected, _ = product(a, b, trans_a, trans_b)
+    assert np.array_equal(np.isnan(c), np.isnan(expected))
+    assert np.array_equal(np.isposinf(c), np.isposinf(expected))
+    assert np.isfinite(np.delete(c[0, :, :36], 2, axis=0)).all()
+
+
+def bias_and_residual(n: int) -> Epilogue:
+    def emit(b, context, value, row, col):
+        value = b.fadd(value, context.load(b, 0, col))
+        index = b.add(b.mul(row, e.constant(n)), col)
+        return b.fadd(value, context.load(b, 1, index))
+
+    return Epilogue(f"bias+residual[{n}]", 2, emit, elementwise=(1,))
+
+
+@pytest.mark.parametrize("k", [40, 600])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_epilogue_with_bias_and_residual(dtype, k):
+    rng = np.random.default_rng(2)
+    batch, m, n = 2, 23, 43
+    a, b = operands(rng, dtype, batch, m, n, k, False, False)
+    bias = fenced(rng.standard_normal(n).astype(DTYPES[dtype]))[0]
+    residual = fenced(rng.standard_normal((batch, m, n)).astype(DTYPES[dtype]))[0]
+    source = gemm(HOST, dtype, batch, m, n, k, epilogue=bias_and_residual(n))
+    expected = product(a, b, False, False)[0] + bias + residual
+    c = np.full((batch, m, n), np.nan, DTYPES[dtype])
+    run(source, [a, b, bias, residual, c])
+    tolerance = 100 * np.finfo(DTYPES[dtype]).eps
+    np.testing.assert_allclose(c, expected, rtol=tolerance, atol=tolerance * np.sqrt(k))
+    # In place where the kernel allows it: with several blocks of k, C holds sums meanwhile.
+    assert source.inplace == (((0, 3),) if k == 40 else ())
+    if source.inplace:
+        run(source, [a, b, bias, residual, residual])
+        assert residual.tobytes() == c.tobytes()
+
+
+def test_epilogue_reads_one_number_a_row():
+    def emit(b, context, value, row, col):
+        return b.fmul(value, context.broadcast(b, 0, row))
+
+    a, b = operands(np.random.default_rng(3), "f32", 1, 9, 21, 8, False, True)
+    scale = np.arange(9, dtype=np.float32)
+    c = np.empty((1, 9, 21), np.float32)
+    epilogue = Epilogue("times row scale", 1, emit)
+    run(gemm(HOST, "f32", 1, 9, 21, 8, False, True, epilogue=epilogue), [a, b, scale, c])
+    expected = product(a, b, False, True)[0] * scale[:, None]
+    np.testing.assert_allclose(c, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_avx512_code_keeps_its_tile_in_registers():
+    features = {"avx512f": True, "avx512vl": True, "avx512bw": True, "avx512dq": True, "fma": True}
+    target = Target.of("x86_64-unknown-linux-gnu", "znver4", features)
+    source = gemm(target, "f32", 1, 1024, 256, 128, False, True)
+    module = ir.Module(name="gemm")
+    source.emit(module, ("f",))
+    assembly = generator(target).assembly(str(module))
+    kernel = assembly.split("f_outer_14_32:")[1].split("f_outer_2_32:")[0].split("retq")[0]
+    loop = kernel[: kernel.rindex("jl") if "jl" in kernel else kernel.rindex("j")]
+    assert loop.count("vfmadd") == 28
+    assert "zmm31" in kernel
+    assert "(%rsp)" not in kernel
+
+
+def test_keys_tell_kernels_apart():
+    sources = [
+        gemm(HOST, dtype, batch, 8, 8, 8, ta, tb, shared_a=sa, shared_b=sb, epilogue=ep)
+        for dtype, batch, ta, tb, sa, sb, ep in itertools.product(
+            DTYPES, (1, 2), (0, 1), (0, 1), (0, 1), (0, 1), (None, bias_and_residual(8))
+        )
+    ]
+    assert len({source.key for source in sources}) == len(sources)
