@@ -60,7 +60,7 @@ class HostCall:
 
 class Program:
     """Launches laid out for the walk. Owns the table and the argument arrays, not the buffers that
-    the arguments point to.
+    the arguments point to. The table holds the state of the run: not for two teams at once.
 
     `scratch_bytes` is the most that any of the kernels needs. `keep` is held as long as the
     program lives: the compiler that owns the code, and the buffers. With `timed` set, a run
