@@ -29,7 +29,7 @@ from euler_ir.op import Op, Pointwise, result_types
 from euler_ir.text import parse_function, print_function
 from euler_ir.types import F32, F64, DType, TensorType
 from euler_ir.verify import verify
-from runtime.schedule import schedule
+from runtime.execute import run_function
 
 #: Units in the last place, of a result's largest element, that any kernel may be off.
 FLOOR = 4
@@ -42,7 +42,7 @@ _DIRECTIONS = 8
 Operand = tuple[int, ...] | np.ndarray
 
 
-def check_op(op: Op, *operands: Operand, backends: Sequence[str | Backend] = ("llvm",),
+def check_op(op: Op, *operands: Operand, backends: Sequence[str | Backend] = ("reference", "llvm"),
              dtype: DType = F32, gradient: bool = True,
              results: Sequence[int] | None = None) -> None:
     """Run all checks on `op`. An operand is an array, or a shape that is filled with standard
@@ -194,22 +194,12 @@ def _compare_directions(op: Op, gradients: Mapping[str, np.ndarray], slope,
                 f"{expected:.9g}, by central differences {numeric:.9g}")
 
 
-def run_function(function: Function, inputs: Mapping[str, np.ndarray],
-                 backend: str | Backend) -> dict[str, np.ndarray]:
-    """Outputs by name of one run on a backend: lower, schedule, link, run. `interpreter.run` on
-    compiled code, for tests; a step that runs often is linked once by `runtime.engine`."""
-    if isinstance(backend, str):
-        backend = create(backend)
-    plan = schedule(function, backend.lower(function))
-    return backend.link(plan).run(inputs)
-
-
 def check_function(function: Function, inputs: Mapping[str, np.ndarray],
                    backend: str | Backend) -> None:
     """A function's outputs on a backend against its meaning in f64, by the rule above."""
     exact = interpreter.run(function, inputs, precise=True)
     typed = interpreter.run(function, inputs)
-    found = run_function(function, inputs, backend)
+    found = run_function(function, inputs, create(backend) if isinstance(backend, str) else backend)
     for name, value in zip(function.output_names, function.outputs, strict=True):
         check_close(f"@{function.name}: output {name}", found[name], typed[name], exact[name],
                     value.type)
