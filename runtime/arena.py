@@ -67,10 +67,10 @@ def _best_fit(order: np.ndarray, size: np.ndarray, first: np.ndarray,
         neighbours = (firsts <= last[block]) & (lasts >= first[block])
         tops = np.maximum.accumulate(np.concatenate(([0], ends[neighbours])))
         gaps = starts[neighbours] - tops[:-1]
-        fits = gaps >= size[block]
-        where = np.argmin(np.where(fits, gaps, np.iinfo(np.int64).max)) if fits.any() else -1
+        fitting = np.flatnonzero(gaps >= size[block])
+        where = fitting[gaps[fitting].argmin()] if len(fitting) else -1
         offset[block] = start = tops[where]
-        at = np.searchsorted(starts, start)
+        at = starts.searchsorted(start)
         placed[:, at + 1:count + 1] = placed[:, at:count].copy()
         placed[:, at] = start, start + size[block], first[block], last[block]
     return offset

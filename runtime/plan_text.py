@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from euler_ir.plan import Block, Place, Plan
+from euler_ir.plan import ALIGNMENT, Block, Place, Plan
 
 _COLUMNS, _ROWS = 64, 24
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -17,8 +17,7 @@ def describe(plan: Plan) -> str:
         f"@{function.name}: {len(plan.steps)} steps, {len(plan.places)} values",
         f"arena {_size(plan.arena_bytes)}, lower bound {_size(plan.lower_bound)} "
         f"(ratio {ratio:.3f}); inputs {_size(inputs)} in buffers of their own",
-        *(f"donated %{name} → {output}: {_how(plan, name, output)}"
-          for name, output in function.donations.items()),
+        *_donations(plan),
         *(f"copy {_place(copy.source)} → {_place(copy.target)}, {_size(copy.size)}"
           for copy in plan.copies),
     ]
@@ -35,10 +34,15 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _how(plan: Plan, name: str, output: str) -> str:
-    """How a donated input's buffer comes to hold the output."""
-    place = plan.places[plan.function.output(output)]
-    return "written there" if place == Place(0, name) else f"copied from {_place(place)}"
+def _donations(plan: Plan) -> list[str]:
+    """How donated inputs' buffers come to hold the outputs: most are written in place."""
+    copied = []
+    for name, output in plan.function.donations.items():
+        place = plan.places[plan.function.output(output)]
+        if place != Place(0, name):
+            copied.append(f"  %{name} holds {output} by a copy from {_place(place)}")
+    total = len(plan.function.donations)
+    return [f"{total - len(copied)} of {total} donated inputs written in place", *copied]
 
 
 def _contents(plan: Plan, block: Block) -> str:
@@ -52,29 +56,31 @@ def _contents(plan: Plan, block: Block) -> str:
 
 def _picture(plan: Plan, blocks: list[Block], letters: dict[int, str]) -> list[str]:
     """Addresses upwards, steps to the right. A cell shows the block that has most of its bytes at
-    its column's first step, or a dot where most are free."""
+    its column's first step, or a dot where less than half of them are in use."""
     steps = len(plan.steps) + bool(plan.copies)
     columns = min(_COLUMNS, steps)
     height = plan.arena_bytes / _ROWS
-    grid = [["."] * columns for _ in range(_ROWS)]
+    shown = [[""] * columns for _ in range(_ROWS)]
     for column in range(columns):
         step = column * steps // columns
-        covered = [[height / 2, "."] for _ in range(_ROWS)]
+        used, largest = [0.0] * _ROWS, [0.0] * _ROWS
         for block in blocks:
             if not block.first <= step <= block.last:
                 continue
-            top = block.offset + block.size
-            for row in range(int(block.offset / height), min(int(top / height) + 1, _ROWS)):
-                part = min(top, (row + 1) * height) - max(block.offset, row * height)
-                if part > covered[row][0]:
-                    covered[row] = [part, letters[id(block)]]
-        for row, (_, letter) in enumerate(covered):
-            grid[row][column] = letter
-    margin = len(_size(plan.arena_bytes))
-    lines = [f"{_size(round(row * height)):>{margin}} |{''.join(grid[row])}|"
+            stop = block.offset + -(-block.size // ALIGNMENT) * ALIGNMENT
+            for row in range(int(block.offset / height), min(int(stop / height) + 1, _ROWS)):
+                part = min(stop, (row + 1) * height) - max(block.offset, row * height)
+                used[row] += part
+                if part > largest[row]:
+                    largest[row], shown[row][column] = part, letters[id(block)]
+        for row in range(_ROWS):
+            if used[row] < height / 2:
+                shown[row][column] = "."
+    margin = len(_size(plan.arena_bytes)) + 1
+    lines = [f"{_size(round(row * height)):>{margin}} |{''.join(shown[row])}|"
              for row in reversed(range(_ROWS))]
-    foot = f"step 0{'':{max(columns - 6 - len(str(steps - 1)), 1)}}{steps - 1}"
-    return [*lines, f"{'':{margin}}  {foot}"]
+    first, last = "step 0", str(steps - 1)
+    return [*lines, f"{'':{margin}}  {first}{last:>{max(columns - len(first), len(last) + 1)}}"]
 
 
 def _place(place: Place) -> str:
