@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from backends.llvm import lowering
 from backends.llvm.compiler import Compiler
 from backends.llvm.kernel import KernelSource
+from backends.llvm.kernels import LOWERINGS, lower_node, structure
 from backends.llvm.launch import Launch, Program
 from backends.llvm.movement import copy_kernel
 from backends.llvm.target import Target
@@ -42,7 +42,7 @@ class LLVMBackend:
 
     @property
     def composites(self) -> frozenset[str]:
-        return frozenset(op.name for op in lowering.LOWERINGS if issubclass(op, Composite))
+        return frozenset(op.name for op in LOWERINGS if issubclass(op, Composite))
 
     def lower(self, function: Function) -> Sequence[Kernel]:
         kernels = []
@@ -53,9 +53,9 @@ class LLVMBackend:
         return kernels
 
     def _source(self, node: Node) -> KernelSource:
-        key = lowering.structure(node)
+        key = structure(node)
         if key not in self._sources:
-            self._sources[key] = lowering.lower_node(node, self.target)
+            self._sources[key] = lower_node(node, self.target)
         return self._sources[key]
 
     def link(self, plan: Plan, bound: Mapping[str, np.ndarray] | None = None) -> LLVMProgram:

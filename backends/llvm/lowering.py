@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backends.llvm.access import RowProgram
 from backends.llvm.kernel import KernelSource
-from backends.llvm.row import row_kernel
-from backends.llvm.row_trace import trace_node
 from backends.llvm.target import Target
 from euler_ir import ops
 from euler_ir.errors import EulerError
 from euler_ir.graph import Node
-from euler_ir.op import Composite, Op, Pointwise, Row
+from euler_ir.op import Composite, Op
 
 __all__ = ["LOWERINGS", "lower_node", "lowers", "structure"]
 
@@ -63,28 +60,3 @@ def structure(node: Node) -> tuple:
         for value in inner.outputs:
             number[value] = len(number)
     return op.kind, types, places, tuple(body), tuple(number[v] for v in op.body.outputs)
-
-
-@lowers(Pointwise, Row)
-def _row(node: Node, target: Target) -> KernelSource:
-    return _row_kernel(node, trace_node(node), target)
-
-
-@lowers(ops.Fused)
-def _fused(node: Node, target: Target) -> KernelSource:
-    if node.op.kind == "matmul":
-        from backends.llvm.matmul import fused_matmul
-        return fused_matmul(node, target)
-    return _row(node, target)
-
-
-def _row_kernel(node: Node, program: RowProgram, target: Target) -> KernelSource:
-    """The row kernel; operands of another size than a result never share its memory."""
-    source = row_kernel(program, target)
-    pairs = [(o, i) for o, i in source.inplace
-             if node.inputs[i].type.bytes == node.outputs[o].type.bytes]
-    # An operand given twice is traced as one of its places: all of them may be overwritten.
-    same = [(o, j) for o, i in pairs for j, value in enumerate(node.inputs)
-            if value is node.inputs[i]]
-    return KernelSource(source.key, source.phases, source.emit, source.workspace_bytes,
-                        source.scratch_bytes, tuple(dict.fromkeys(same)))

@@ -233,7 +233,8 @@ class _RowEmitter:
         if rest == plan.tile_columns:
             part(first, plan.tile_columns)
             return
-        with b.if_else(b.icmp_signed("<", first, constant(last_start)), likely=True) as (then, other):
+        inside = b.icmp_signed("<", first, constant(last_start))
+        with b.if_else(inside, likely=True) as (then, other):
             with then:
                 part(first, plan.tile_columns)
             with other:
@@ -344,11 +345,7 @@ class _Chunk:
         b, lanes, stride = self.b, self.rows.lanes, access.strides[-1]
         if access.argument is None:
             start = b.add(self.rows.bases[access], self.place(displacement, stride))
-            start = b.trunc(start, e.I32)
-            if lanes == 1:
-                return start
-            ramp = ir.Constant(ir.VectorType(e.I32, lanes), [i * stride for i in range(lanes)])
-            return b.add(e.splat(b, start, lanes), ramp)
+            return se.ramp(b, b.trunc(start, e.I32), stride, lanes)
         row, item = self.rows.pointer(access), se.storage_type(access.dtype)
         pointer = e.address(b, row, self.place(displacement, stride), item)
         if stride == 1 or lanes == 1:

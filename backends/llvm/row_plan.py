@@ -17,7 +17,7 @@ from euler_ir import scalar
 from euler_ir.scalar import Expr
 from euler_ir.types import BOOL, F32, I32, U32
 
-__all__ = ["Loop", "RowPlan", "plan_rows"]
+__all__ = ["Loop", "RowPlan", "is_reduction", "merge_axes", "plan_rows", "program_text"]
 
 # Traffic of a tile, in bytes: enough to pay for taking it from the counter (some 50 ns), few enough
 # that a small tensor still has a tile for every thread and a large one stays in L2.
@@ -76,14 +76,8 @@ class RowPlan:
 
     def text(self) -> str:
         """Everything that decides the kernel's code."""
-        place = {x: i for i, x in enumerate(self.order)}
-        program = self.program
-        body = " ".join(_expr_text(x, place) for x in self.order)
-        results = [(place[x], a) for x, a in (*program.stores, *program.column_sums)]
-        accesses = " ".join(map(_access_text, program.loads))
-        written = " ".join(f"{x}>{_access_text(a)}" for x, a in results)
-        return (f"{program.space} [{accesses}] {body} [{written}] sums {len(program.column_sums)} "
-                f"tile {self.tile_segments},{self.tile_inner},{self.tile_columns} x{self.lanes}")
+        return (f"{program_text(self.program)} tile {self.tile_segments},{self.tile_inner},"
+                f"{self.tile_columns} x{self.lanes}")
 
     @property
     def columns(self) -> int:
@@ -184,6 +178,17 @@ class RowPlan:
         return reads
 
 
+def program_text(program: RowProgram) -> str:
+    """A program without the names it was made from; equal for equal programs."""
+    results = (*program.stores, *program.column_sums)
+    order = scalar.topological([x for x, _ in results])
+    place = {x: i for i, x in enumerate(order)}
+    loads = " ".join(map(_access_text, program.loads))
+    body = " ".join(_expr_text(x, place) for x in order)
+    written = " ".join(f"{place[x]}>{_access_text(a)}" for x, a in results)
+    return f"{program.space} [{loads}] {body} [{written}] {len(program.column_sums)} sums"
+
+
 def _expr_text(x: Expr, place: dict[Expr, int]) -> str:
     value = "" if x.value is None else f"={x.value!r}"
     return f"{x.op}{value}:{x.dtype}({','.join(str(place[arg]) for arg in x.args)})"
@@ -202,7 +207,7 @@ def _same_places(read: Access, write: Access) -> bool:
 def plan_rows(program: RowProgram, target: Target) -> RowPlan:
     """Merge the axes, then find the loops and the tiles."""
     by_rows = _works_by_rows(program)
-    program = _merge_axes(program, by_rows)
+    program = merge_axes(program, by_rows)
     roots = [x for x, _ in (*program.stores, *program.column_sums)]
     order = tuple(scalar.topological(roots))
     varying = _varying(order, program)
@@ -218,7 +223,7 @@ def _works_by_rows(program: RowProgram) -> bool:
     return bool(program.column_sums) or any(x.op in ("sum", "max", "roll") for x in exprs)
 
 
-def _merge_axes(program: RowProgram, by_rows: bool) -> RowProgram:
+def merge_axes(program: RowProgram, by_rows: bool) -> RowProgram:
     """Drop axes of extent 1 and merge neighbours that every access walks as one. The last axis
     takes part only if no row is needed as such."""
     accesses = [*program.loads, *(a for _, a in (*program.stores, *program.column_sums))]

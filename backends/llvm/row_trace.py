@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from backends.llvm.access import Access, Interner, RowProgram, row_major
 from euler_ir import ops, scalar
-from euler_ir.graph import Function, Node, Value
+from euler_ir.graph import Node, Value
 from euler_ir.op import Pointwise, Row
 from euler_ir.scalar import Expr
 from euler_ir.types import I32, U32

@@ -20,8 +20,8 @@ from euler_ir import scalar
 from euler_ir.scalar import Expr
 from euler_ir.types import BF16, BOOL, F16, F32, F64, I32, I64, U32, DType
 
-__all__ = ["constant_value", "evaluate", "load", "maximum", "operation", "store", "storage_type",
-           "value_type"]  # fmt: skip
+__all__ = ["constant_value", "evaluate", "leaves", "load", "maximum", "operation", "ramp", "store",
+           "storage_type", "value_type"]  # fmt: skip
 
 _I16 = ir.IntType(16)
 _VALUE = {
@@ -79,6 +79,19 @@ def store(b: ir.IRBuilder, value: ir.Value, pointer: ir.Value, dtype: DType,
         e.store(b, value, pointer)
     else:
         e.store_lanes(b, value, pointer, mask)
+
+
+def ramp(b: ir.IRBuilder, start: ir.Value, stride: int, lanes: int) -> ir.Value:
+    """start, start + stride, …: i32, an element's number in each lane."""
+    if lanes == 1:
+        return start
+    steps = ir.Constant(ir.VectorType(e.I32, lanes), [i * stride for i in range(lanes)])
+    return b.add(e.splat(b, start, lanes), steps)
+
+
+def leaves(*exprs: Expr) -> list[Expr]:
+    """The inputs that expressions are made from."""
+    return [x for x in scalar.topological(exprs) if x.op == "input"]
 
 
 def evaluate(b: ir.IRBuilder, exprs: Sequence[Expr], leaves: Mapping[Expr, ir.Value],
@@ -223,7 +236,7 @@ def _multiply_high(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _round_to_bf16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """The bits of the nearest bf16, even on ties; a NaN stays one (rounding could carry it away)."""
+    """The bits of the nearest bf16, even on ties; a NaN stays one, whatever its bits."""
     lanes = _lanes(x)
     bits = b.bitcast(x, _shaped(ir.IntType(32), lanes))
     upper = b.lshr(bits, _splat_int(bits.type, 16))

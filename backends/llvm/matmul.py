@@ -1,0 +1,148 @@
+"""Matmul nodes, alone or with pointwise ops on their result, as calls of the gemm emitter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from backends.llvm import emit as e
+from backends.llvm import scalar_emitter as se
+from backends.llvm.access import Access, RowProgram
+from backends.llvm.emit import constant
+from backends.llvm.gemm import Epilogue, EpilogueContext, gemm
+from backends.llvm.kernel import KernelSource
+from backends.llvm.lowering import lowers
+from backends.llvm.row_plan import merge_axes, program_text
+from backends.llvm.row_trace import trace_function
+from backends.llvm.target import Target
+from euler_ir import ops
+from euler_ir.errors import EulerError
+from euler_ir.graph import Node
+from euler_ir.types import F32, F64
+
+__all__ = ["fused_matmul", "matmul"]
+
+
+@lowers(ops.Matmul)
+def matmul(node: Node, target: Target) -> KernelSource:
+    """The kernel of a Matmul node."""
+    return _gemm(node, target, None)
+
+
+def fused_matmul(node: Node, target: Target) -> KernelSource:
+    """The kernel of a fused node of kind 'matmul': the body's first node, and an epilogue."""
+    body = node.op.body
+    product, *rest = body.nodes
+    if not isinstance(product.op, ops.Matmul) or len(body.outputs) != 1:
+        raise ValueError(f"{node!r}: the body is no matmul followed by pointwise ops")
+    result = body.outputs[0]
+    if result.type != product.output.type:
+        raise ValueError(f"{node!r}: the epilogue's result is not of the matmul's type")
+    program = trace_function((*body.inputs, product.output), rest, body.outputs)
+    epilogue = _Epilogue(program, product_argument=len(body.inputs))
+    source = _gemm(product, target, Epilogue(
+        epilogue.key, len(epilogue.operands), epilogue.emit, epilogue.elementwise))
+    order = [body.inputs.index(value) for value in product.inputs] + epilogue.operands
+    inplace = tuple((o, order[i]) for o, i in source.inplace if order.count(order[i]) == 1)
+    return _with_arguments(source, [*order, len(body.inputs)], inplace)
+
+
+def _gemm(product: Node, target: Target, epilogue: Epilogue | None) -> KernelSource:
+    a, b = (value.type for value in product.inputs)
+    if a.dtype not in (F32, F64):
+        raise EulerError(f"the llvm backend multiplies f32 and f64 matrices, not {a.dtype} "
+                         f"({product!r})")
+    m, n = product.output.shape[-2:]
+    k = a.shape[-2] if product.op.transpose_a else a.shape[-1]
+    return gemm(target, str(a.dtype), math.prod(a.shape[:-2]), m, n, k,
+                product.op.transpose_a, product.op.transpose_b,
+                shared_b=len(b.shape) == 2 and len(a.shape) > 2, epilogue=epilogue)
+
+
+class _Epilogue:
+    """The pointwise ops on a product, as gemm wants them."""
+
+    def __init__(self, program: RowProgram, product_argument: int):
+        self.program = merge_axes(program, by_rows=True)
+        ((self.result, _),) = self.program.stores
+        self.product = product_argument
+        accesses = [a for a in self.program.loads if a.argument not in (None, self.product)]
+        #: The operands' places among the body's inputs.
+        self.operands = sorted({access.argument for access in accesses})
+        own = Access(0, F32, self.program.stores[0][1].strides)
+        #: Those that are read only where the result is written.
+        self.elementwise = tuple(
+            i for i, argument in enumerate(self.operands)
+            if all((a.strides, a.offset, a.dtype.itemsize) == (own.strides, 0, self.width)
+                   for a in accesses if a.argument == argument))
+        self.key = program_text(self.program)
+
+    @property
+    def width(self) -> int:
+        return self.program.stores[0][1].dtype.itemsize
+
+    def emit(self, b: ir.IRBuilder, context: EpilogueContext, value: ir.Value, row: ir.Value,
+             column: ir.Value) -> ir.Value:
+        indices = self.indices(b, row)
+        leaves = {}
+        for x in se.leaves(self.result):
+            access = self.program.loads[x.value]
+            leaves[x] = value if access.argument == self.product else self.load(
+                b, context, access, indices, column)
+        return se.evaluate(b, [self.result], leaves, context.vector.count)[0]
+
+    def indices(self, b: ir.IRBuilder, row: ir.Value) -> list[ir.Value]:
+        """The row's place on each of the outer axes."""
+        result, rest = [], row
+        for extent in reversed(self.program.space[1:-1]):
+            result.insert(0, b.urem(rest, constant(extent)))
+            rest = b.udiv(rest, constant(extent))
+        return [rest, *result]
+
+    def load(self, b: ir.IRBuilder, context: EpilogueContext, access: Access,
+             indices: Sequence[ir.Value], column: ir.Value) -> ir.Value:
+        """An operand's values at a vector of columns of a row."""
+        *outer, stride = access.strides
+        place = constant(access.offset)
+        for index, step in zip((*indices, column), (*outer, stride), strict=False):
+            if step:
+                place = b.add(place, b.mul(index, constant(step)))
+        lanes = context.vector.count
+        if access.argument is None:
+            return se.ramp(b, b.trunc(place, e.I32), stride, lanes)
+        pointer = context.operands[self.operands.index(access.argument)]
+        pointer = e.address(b, pointer, place, se.storage_type(access.dtype))
+        if stride == 1:
+            return se.load(b, pointer, access.dtype, lanes, context.mask)
+        if stride == 0:
+            return e.splat(b, se.load(b, pointer, access.dtype), lanes)
+        raise ValueError(f"an epilogue's operand with a stride of {stride} along the columns")
+
+
+def _with_arguments(source: KernelSource, order: Sequence[int],
+                    inplace: tuple[tuple[int, int], ...]) -> KernelSource:
+    """The kernel with its args taken from `order` of the node's: an operand may serve twice."""
+    if list(order) == list(range(len(order))):
+        return KernelSource(source.key, source.phases, source.emit, source.workspace_bytes,
+                            source.scratch_bytes, inplace)
+
+    def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
+        inner = tuple(f"{symbol}_ordered" for symbol in symbols)
+        source.emit(module, inner)
+        for name, symbol in zip(inner, symbols, strict=True):
+            module.globals[name].linkage = "internal"
+            function = ir.Function(module, e.KERNEL_TYPE, symbol)
+            args, tile, scratch = function.args
+            b = ir.IRBuilder(function.append_basic_block("entry"))
+            own = b.alloca(e.POINTER, size=len(order))
+            for i, place in enumerate(order):
+                given = b.load(b.gep(args, [constant(place)], source_etype=e.POINTER),
+                               typ=e.POINTER)
+                b.store(given, b.gep(own, [constant(i)], source_etype=e.POINTER))
+            b.call(module.globals[name], [own, tile, scratch])
+            b.ret_void()
+
+    return KernelSource(f"{source.key} args {list(order)}", source.phases, emit,
+                        source.workspace_bytes, source.scratch_bytes, inplace)
