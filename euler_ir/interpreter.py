@@ -51,7 +51,9 @@ def run_node(node: Node, operands: Sequence[np.ndarray],
     for value, array in zip(node.outputs, arrays, strict=True):
         dtype = np.float64 if precise and value.dtype.is_float else value.dtype.numpy
         with np.errstate(over="ignore", invalid="ignore"):
-            results.append(np.broadcast_to(array, value.shape).astype(dtype, copy=False))
+            if array.shape != value.shape:
+                array = np.broadcast_to(array, value.shape)
+            results.append(array.astype(dtype, copy=False))
     return results
 
 
@@ -69,8 +71,9 @@ def _evaluate(node: Node, operands: list[np.ndarray], precise: bool) -> tuple[np
 
 def _widen(array: np.ndarray) -> np.ndarray:
     """16-bit floats in the type they are computed in."""
-    compute = DType.from_numpy(array.dtype).compute.numpy
-    return array.astype(compute, copy=False)
+    if array.dtype.itemsize != 2:
+        return array
+    return array.astype(DType.from_numpy(array.dtype).compute.numpy)
 
 
 def accept(value: Value, inputs: Mapping[str, np.ndarray], precise: bool = False) -> np.ndarray:

@@ -29,6 +29,7 @@ import inspect
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -197,16 +198,21 @@ class Composite(Op):
 
     def body(self, *operands: TensorType):
         """The decomposition as a Function over operands of these types."""
-        from euler_ir.builder import Builder
-        with Builder(self.name) as b:
-            values = [b.input(f"x{i}", t.dtype, t.shape) for i, t in enumerate(operands)]
-            results = self.decompose(b, *values)
-            results = [results] if not isinstance(results, (list, tuple)) else results
-            return b.function({f"y{i}": value for i, value in enumerate(results)})
+        return _composite_body(self, operands)
 
     def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
         from euler_ir.interpreter import run_decomposed
         return run_decomposed(self, operands)
+
+
+@lru_cache(maxsize=256)  # or the interpreter would build it anew at every run
+def _composite_body(op: Composite, operands: tuple[TensorType, ...]):
+    from euler_ir.builder import Builder
+    with Builder(op.name) as b:
+        values = [b.input(f"x{i}", t.dtype, t.shape) for i, t in enumerate(operands)]
+        results = op.decompose(b, *values)
+        results = [results] if not isinstance(results, (list, tuple)) else results
+        return b.function({f"y{i}": value for i, value in enumerate(results)})
 
 
 def _listed(operands: Sequence[TensorType]) -> str:
