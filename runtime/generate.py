@@ -1,0 +1,73 @@
+"""Let a trained model go on from a prompt.
+
+    python -m runtime.generate --checkpoint runs/2025-01-31-nano-1m --prompt "ROMEO:"
+
+The prompt and what follows go to stdout as they come, a line about speed to stderr. The same
+arguments give the same text again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from backends.backend import create
+from model.tokenizer import StreamDecoder
+from runtime.cli import Parser, integer, run_command
+from runtime.generation import Generator, load_trained
+from runtime.sampler import Sampler
+
+
+def parser() -> Parser:
+    p = Parser(prog="python -m runtime.generate", description=__doc__.splitlines()[0])
+    p.add_argument("--checkpoint", required=True, metavar="DIR",
+                   help="a run directory (its newest checkpoint) or a checkpoint")
+    p.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with")
+    p.add_argument("--max-tokens", type=integer(1), default=200, metavar="N",
+                   help="the most tokens to add (200)")
+    p.add_argument("--temperature", type=float, default=0.8, metavar="X",
+                   help="0: always the likeliest token; 1: the model's own odds (0.8)")
+    p.add_argument("--top-k", type=int, default=50, metavar="N",
+                   help="choose among the N likeliest tokens only; 0: all (50)")
+    p.add_argument("--top-p", type=float, default=1.0, metavar="X",
+                   help="choose among the fewest tokens that have this share of the odds (1)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the choices (0)")
+    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
+    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    settings = (arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    Sampler(*settings)  # refuses bad settings before anything is read
+    backend = create(arguments.backend, threads=arguments.threads)
+    trained = load_trained(arguments.checkpoint)
+    for note in trained.notes:
+        print(note, file=sys.stderr)
+    tokenizer, sampler = trained.tokenizer, Sampler(*settings, ids=trained.token_ids)
+    prompt = trained.encode(arguments.prompt)
+    if arguments.prompt:
+        print(tokenizer.decode(prompt), end="", flush=True)
+
+    generator = Generator(trained.model, backend, trained.context)
+    stop = () if trained.end_of_text is None else (trained.end_of_text,)
+    decoder, moments = StreamDecoder(tokenizer), []
+    for token in generator.stream(prompt, arguments.max_tokens, sampler, stop):
+        print(decoder.push(token), end="", flush=True)
+        moments.append(time.perf_counter())
+    print(decoder.finish())
+    print(f"{len(moments)} tokens{_speed(moments)}, ended by: {generator.stop_reason}",
+          file=sys.stderr)
+
+
+def _speed(moments: Sequence[float]) -> str:
+    """Tokens a second from the first token on: what comes before is start-up and the prompt."""
+    if len(moments) < 2:
+        return ""
+    return f", {(len(moments) - 1) / (moments[-1] - moments[0]):,.1f} tokens/s"
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,201 @@
+"""Text from a trained model: one pass over the prompt, then token by token with a KV cache.
+
+Two programs do all of it, whatever the prompt: `prefill` runs CHUNK tokens at once, `decode` one.
+Both write keys and values into the same bound arrays, in place.
+
+What does not fit is never dropped silently. The model sees at most `context` tokens; a prompt
+longer than that is refused, and a text that has filled the context ends there. (Sliding the window
+instead would give every kept token a new position, hence all keys anew: a pass over the whole
+context for each further token, and a text that has forgotten its beginning.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from backends.backend import Backend, Program
+from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.tokenizer import END_OF_DOCUMENT, Tokenizer
+from model.transformer import forward_cached
+from runtime.checkpoint import load_checkpoint
+from runtime.dump import Dump
+from runtime.engine import Model, precision, zeros
+from runtime.execute import compile_function
+from runtime.sampler import Sampler
+
+#: Tokens of a prefill: enough for its matmuls to be efficient, few enough to waste little on a
+#: short prompt, whose rest is padding.
+CHUNK = 64
+
+# Why a text ended.
+END_OF_TEXT = "the text's end"
+MAX_TOKENS = "the number of tokens asked for"
+CONTEXT_FULL = "the context is full"
+
+
+class Generator:
+    """A text in progress: `tokens`, and the model's keys and values for them.
+
+    `context` is the most tokens the model may see, by default what its position tables hold.
+    `stop_reason` says why the last `stream` ended, one of the module's three reasons."""
+
+    def __init__(self, model: Model, backend: Backend, context: int | None = None,
+                 chunk: int = CHUNK, dump: Dump | None = None) -> None:
+        limit = model.config.context
+        self.context = limit if context is None else context
+        if not 1 <= self.context <= limit:
+            raise EulerError(f"the context must be 1 to {limit} tokens, which is what the model's "
+                             f"positions cover, got {self.context}")
+        self.model, self._backend, self._dump = model, backend, dump
+        self._chunk = min(chunk, self.context)
+        self._caches = cache_arrays(model, 1, self.context)
+        self._decode = self._compile(1)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the text."""
+        self.tokens: list[int] = []
+        self.stop_reason: str | None = None
+        self._cached = 0  # tokens whose keys and values are in the cache
+
+    def stream(self, prompt: Sequence[int], max_tokens: int, sampler: Sampler,
+               stop: Collection[int] = ()) -> Iterator[int]:
+        """Append the prompt to the text, then up to `max_tokens` tokens as the sampler takes them;
+        yields those. An id in `stop` ends the text; it is yielded no more than it is kept.
+
+        The prompt is checked, and run, before this returns. Raises EulerError for an id outside
+        the vocabulary, for a text longer than the context, and for one that would be empty."""
+        logits = self.extend(prompt)
+        return self._continue(logits, max_tokens, sampler, stop)
+
+    def _continue(self, logits: np.ndarray, max_tokens: int, sampler: Sampler,
+                  stop: Collection[int]) -> Iterator[int]:
+        for count in range(max_tokens):
+            if count:
+                if len(self.tokens) > self.context:
+                    self.stop_reason = CONTEXT_FULL
+                    return
+                logits = self.extend(())
+            token = sampler.sample(logits)
+            if token in stop:
+                self.stop_reason = END_OF_TEXT
+                return
+            self.tokens.append(token)
+            yield token
+        self.stop_reason = MAX_TOKENS
+
+    def extend(self, tokens: Sequence[int]) -> np.ndarray:
+        """Append tokens to the text; the logits [V] of the one that would come next.
+
+        Raises EulerError, and leaves the text as it was, for what cannot be appended."""
+        total = len(self.tokens) + len(tokens)
+        if total == 0:
+            raise EulerError("the prompt is empty: there is nothing to go on from")
+        if total > self.context:
+            raise EulerError(f"the text has {total} tokens, the model's context is {self.context}: "
+                             "shorten the prompt")
+        vocabulary = self.model.config.vocabulary
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise EulerError(f"{token} is not a token id: the model's ids go from 0 to "
+                                 f"{vocabulary - 1}")
+        self.tokens += map(int, tokens)
+        # The last token runs again where all are known: its logits are not kept.
+        start = min(self._cached, total - 1)
+        while start < total:
+            logits, start = self._run(start)
+            self._cached = start
+        return logits
+
+    def _run(self, start: int) -> tuple[np.ndarray, int]:
+        """Run a decode or prefill from token `start` on: logits after it, and where it ended."""
+        left = len(self.tokens) - start
+        if left == 1:
+            program, size = self._decode, 1
+        else:
+            program, size = self._prefill, self._chunk
+            # Near the end of the cache a whole chunk fits only further back: it computes some
+            # known keys and values again, which is better than to run over the end.
+            start = min(start, self.context - size)
+        count = min(len(self.tokens) - start, size)
+        tokens = np.zeros((1, size), np.int32)
+        tokens[0, :count] = self.tokens[start:start + count]
+        outputs = program.run({"tokens": tokens, "position": np.array(start, np.int32),
+                               "last": np.array(count - 1, np.int32)})
+        return outputs["logits"][0], start + count
+
+    @cached_property
+    def _prefill(self) -> Program:
+        """Compiled when first needed, which a text that begins with one token never does."""
+        return self._compile(self._chunk)
+
+    def _compile(self, time: int) -> Program:
+        model = self.model
+        function = forward_cached(model.config, 1, time, self.context, model.dtype)
+        return compile_function(function, self._backend, {**model.bound, **self._caches},
+                                self._dump)
+
+
+def cache_arrays(model: Model, batch: int, capacity: int) -> dict[str, np.ndarray]:
+    """Memory for the keys and values of `capacity` tokens in `batch` texts, an input of
+    `forward_cached` each: zeros [batch, capacity, KV heads, head size]."""
+    config = model.config
+    shape = (batch, capacity, config.kv_heads, config.head_size)
+    return {f"cache.{i}.{part}": zeros(shape, model.dtype)
+            for i in range(config.layers) for part in ("keys", "values")}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its tokenizer. `context` is the length of the rows it was trained on, `notes`
+    what there is to say about the checkpoint it came from."""
+
+    model: Model
+    tokenizer: Tokenizer
+    context: int
+    notes: Sequence[str] = ()
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The id that separates documents, if the tokenizer has one."""
+        return self.tokenizer.special_tokens.get(END_OF_DOCUMENT)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids that stand for a token, ascending: what a sampler may choose from."""
+        known = self.tokenizer.vocabulary.token_bytes
+        return sorted(id for id in known if id < self.model.config.vocabulary)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The ids of a prompt; for an empty one the id after which every document begins.
+
+        Raises EulerError for an empty prompt where the tokenizer has no such id."""
+        ids = self.tokenizer.encode(prompt)
+        if ids:
+            return ids
+        if self.end_of_text is None:
+            raise EulerError("the prompt is empty, and this model's tokenizer has no "
+                             f"{END_OF_DOCUMENT} to begin a text with: give some text")
+        return [self.end_of_text]
+
+
+def load_trained(path: Path | str) -> Trained:
+    """The model and tokenizer of a checkpoint, or of a run directory's newest whole one.
+
+    Raises EulerError when there is none, or it is not whole."""
+    checkpoint = load_checkpoint(path, with_moments=False)
+    if checkpoint is None:
+        raise EulerError(f"{path} has no checkpoint yet")
+    config = ModelConfig.from_dict(checkpoint.state["model"])
+    settings = checkpoint.state["settings"]
+    model = Model(config, precision(settings["precision"]))
+    checkpoint.check_shapes({p.name: p.shape for p in model.parameters})
+    model.load(checkpoint.tensors)
+    return Trained(model, Tokenizer.from_json(checkpoint.tokenizer_json), settings["context"],
+                   checkpoint.notes)
