@@ -15,7 +15,6 @@ from tests.planning import assert_same, backend, plan_of
 from tests.random_functions import random_function, random_inputs
 
 
-
 def complete(name: str) -> Backend:
     """The backend, if it has kernels for all that random functions are made of."""
     chosen = backend(name)
