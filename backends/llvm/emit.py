@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from llvmlite import ir
 
 __all__ = [
-    "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "constant", "declare",
-    "float_type", "fma", "item_bytes", "load", "load_lanes", "loop", "minimum", "prefetch",
-    "prefix_mask", "shuffle", "splat", "store", "store_lanes", "suffix",
+    "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "bytes_after",
+    "clear_bytes", "constant", "copy_bytes", "declare", "divide", "float_type", "fma",
+    "item_bytes", "kernel", "load", "load_lanes", "loop", "maximum", "minimum", "operand",
+    "prefetch", "prefix_mask", "shuffle", "splat", "store", "store_lanes", "suffix",
 ]  # fmt: skip
 
 VOID = ir.VoidType()
@@ -56,6 +57,44 @@ def suffix(kind: ir.Type) -> str:
     if isinstance(kind, ir.IntType):
         return f"i{kind.width}"
     return f"f{8 * item_bytes(kind)}"
+
+
+def kernel(module: ir.Module, symbol: str) -> tuple[ir.IRBuilder, ir.Value, ir.Value, ir.Value]:
+    """A new kernel function: a builder at its start, and its arguments args, tile and scratch."""
+    function = ir.Function(module, KERNEL_TYPE, symbol)
+    return ir.IRBuilder(function.append_basic_block("entry")), *function.args
+
+
+def operand(b: ir.IRBuilder, args: ir.Value, index: ir.Value | int) -> ir.Value:
+    """The pointer that stands at `index` of a kernel's args."""
+    index = constant(index) if isinstance(index, int) else index
+    return b.load(b.gep(args, [index], source_etype=POINTER), typ=POINTER)
+
+
+def bytes_after(b: ir.IRBuilder, pointer: ir.Value, count: ir.Value) -> ir.Value:
+    """The address `count` bytes further on."""
+    return b.gep(pointer, [count], source_etype=ir.IntType(8))
+
+
+def divide(b: ir.IRBuilder, value: ir.Value, by: int) -> tuple[ir.Value, ir.Value]:
+    """Quotient and remainder of an index."""
+    if by == 1:
+        return value, constant(0)
+    return b.udiv(value, constant(by)), b.urem(value, constant(by))
+
+
+def copy_bytes(b: ir.IRBuilder, target: ir.Value, source: ir.Value, count: ir.Value) -> None:
+    """memcpy: the two do not overlap."""
+    kinds = [POINTER, POINTER, I64, BOOL]
+    memcpy = declare(b.module, "llvm.memcpy.p0.p0.i64", VOID, kinds)
+    b.call(memcpy, [target, source, count, ir.Constant(BOOL, 0)])
+
+
+def clear_bytes(b: ir.IRBuilder, target: ir.Value, count: ir.Value) -> None:
+    """Set `count` bytes to 0."""
+    byte = ir.IntType(8)
+    memset = declare(b.module, "llvm.memset.p0.i64", VOID, [POINTER, byte, I64, BOOL])
+    b.call(memset, [target, ir.Constant(byte, 0), count, ir.Constant(BOOL, 0)])
 
 
 def address(b: ir.IRBuilder, pointer: ir.Value, index: ir.Value, scalar: ir.Type) -> ir.Value:
@@ -135,6 +174,11 @@ def shuffle(b: ir.IRBuilder, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> 
 def minimum(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     """The smaller of two signed integers."""
     return b.select(b.icmp_signed("<", x, y), x, y)
+
+
+def maximum(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The larger of two signed integers."""
+    return b.select(b.icmp_signed(">", x, y), x, y)
 
 
 @contextmanager

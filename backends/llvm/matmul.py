@@ -133,14 +133,11 @@ def _with_arguments(source: KernelSource, order: Sequence[int],
         source.emit(module, inner)
         for name, symbol in zip(inner, symbols, strict=True):
             module.globals[name].linkage = "internal"
-            function = ir.Function(module, e.KERNEL_TYPE, symbol)
-            args, tile, scratch = function.args
-            b = ir.IRBuilder(function.append_basic_block("entry"))
+            b, args, tile, scratch = e.kernel(module, symbol)
             own = b.alloca(e.POINTER, size=len(order))
             for i, place in enumerate(order):
-                given = b.load(b.gep(args, [constant(place)], source_etype=e.POINTER),
-                               typ=e.POINTER)
-                b.store(given, b.gep(own, [constant(i)], source_etype=e.POINTER))
+                slot = b.gep(own, [constant(i)], source_etype=e.POINTER)
+                b.store(e.operand(b, args, place), slot)
             b.call(module.globals[name], [own, tile, scratch])
             b.ret_void()
 

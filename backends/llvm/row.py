@@ -72,9 +72,7 @@ class _RowEmitter:
 
     def __init__(self, plan: RowPlan, module: ir.Module, symbol: str):
         self.plan, self.lanes = plan, plan.lanes
-        function = ir.Function(module, e.KERNEL_TYPE, symbol)
-        self.args, self.tile, self.scratch = function.args
-        self.b = ir.IRBuilder(function.append_basic_block("entry"))
+        self.b, self.args, self.tile, self.scratch = e.kernel(module, symbol)
         self.arguments: dict[int, ir.Value] = {}
         #: Values of expressions that do not vary along the row, as far as they are computed.
         self.values: dict[Expr, ir.Value] = {}
@@ -88,8 +86,8 @@ class _RowEmitter:
             if access.argument is not None:
                 self.argument(access.argument)
         segment_tiles, inner_tiles, column_tiles = plan.tile_counts
-        rest, column_block = _divide(b, self.tile, column_tiles)
-        segment_block, inner_block = _divide(b, rest, inner_tiles)
+        rest, column_block = e.divide(b, self.tile, column_tiles)
+        segment_block, inner_block = e.divide(b, rest, inner_tiles)
         self.locate_scratch()
         self.clear_partials()
         self.evaluate_fixed()
@@ -111,8 +109,7 @@ class _RowEmitter:
     def argument(self, index: int) -> ir.Value:
         """The pointer that stands at `index` of the kernel's args."""
         if index not in self.arguments:
-            cell = self.b.gep(self.args, [constant(index)], source_etype=e.POINTER)
-            self.arguments[index] = self.b.load(cell, typ=e.POINTER)
+            self.arguments[index] = e.operand(self.b, self.args, index)
         return self.arguments[index]
 
     # Where things lie.
@@ -120,7 +117,7 @@ class _RowEmitter:
     def locate_scratch(self) -> None:
         self.kept_rows, place = {}, 0
         for x in self.plan.kept:
-            self.kept_rows[x] = _bytes_after(self.b, self.scratch, constant(place))
+            self.kept_rows[x] = e.bytes_after(self.b, self.scratch, constant(place))
             place += self.plan.kept_bytes(x)
 
     def clear_partials(self) -> None:
@@ -133,7 +130,7 @@ class _RowEmitter:
         own = b.mul(self.tile, constant(sum(sizes)))
         for i, (x, _) in enumerate(plan.program.column_sums):
             start = b.add(own, constant(sum(sizes[:i])))
-            self.partials.append(_bytes_after(b, workspace, start))
+            self.partials.append(e.bytes_after(b, workspace, start))
             kind = se.value_type(x.dtype, self.lanes)
             with e.loop(b, constant(plan.columns), self.lanes) as (column, _):
                 pointer = e.address(b, self.partials[i], column, _element(kind))
@@ -144,7 +141,7 @@ class _RowEmitter:
         b, outer = self.b, self.plan.program.space[:-2]
         indices, rest = [], segment
         for extent in reversed(outer):
-            rest, index = _divide(b, rest, extent) if extent != self.plan.segments else (rest, rest)
+            rest, index = e.divide(b, rest, extent) if extent != self.plan.segments else (rest, rest)
             indices.insert(0, index)
         for access in self.accesses:
             place = constant(access.offset)
@@ -376,27 +373,21 @@ class _Chunk:
 
 def _emit_column_phase(plan: RowPlan, module: ir.Module, symbol: str) -> None:
     """Add up the tiles' partial sums, tile by tile, for a block of columns."""
-    function = ir.Function(module, e.KERNEL_TYPE, symbol)
-    args, tile, _ = function.args
-    b = ir.IRBuilder(function.append_basic_block("entry"))
-
-    def argument(index: int) -> ir.Value:
-        return b.load(b.gep(args, [constant(index)], source_etype=e.POINTER), typ=e.POINTER)
-
+    b, args, tile, _ = e.kernel(module, symbol)
     sizes, lanes = _partial_bytes(plan), plan.lanes
-    workspace = argument(_workspace_argument(plan))
+    workspace = e.operand(b, args, _workspace_argument(plan))
     first = b.mul(tile, constant(_SUM_COLUMNS))
     whole = plan.columns // lanes * lanes
     for i, (x, access) in enumerate(plan.program.column_sums):
-        target, kind = argument(access.argument), se.value_type(x.dtype, lanes)
-        partial = _bytes_after(b, workspace, constant(sum(sizes[:i])))
+        target, kind = e.operand(b, args, access.argument), se.value_type(x.dtype, lanes)
+        partial = e.bytes_after(b, workspace, constant(sum(sizes[:i])))
 
         def add_up(column: ir.Value, mask: ir.Constant | None, kind=kind, partial=partial,
                    target=target, access=access) -> None:
             total = ir.Constant(kind, None)
             if plan.tiles:
                 with e.loop(b, constant(plan.tiles), 1, [total]) as (index, carried):
-                    row = _bytes_after(b, partial, b.mul(index, constant(sum(sizes))))
+                    row = e.bytes_after(b, partial, b.mul(index, constant(sum(sizes))))
                     pointer = e.address(b, row, column, _element(kind))
                     carried[0] = b.fadd(carried[0], e.load(b, pointer, kind))
                 total = carried[0]
@@ -451,13 +442,6 @@ def _fold(b: ir.IRBuilder, r: Expr, parts: Sequence[ir.Value], lanes: int) -> ir
         value.type, ir.VectorType) else value
 
 
-def _divide(b: ir.IRBuilder, value: ir.Value, by: int) -> tuple[ir.Value, ir.Value]:
-    """Quotient and remainder."""
-    if by == 1:
-        return value, constant(0)
-    return b.udiv(value, constant(by)), b.urem(value, constant(by))
-
-
 @contextmanager
 def _count(b: ir.IRBuilder, first: ir.Value, most: int, limit: int):
     """A loop over first, first + 1, … for `most` turns, or fewer where `limit` comes before."""
@@ -480,10 +464,6 @@ def _repeat(b: ir.IRBuilder, start: int, count: int, step: int, carried: Sequenc
         return
     with e.loop(b, constant(count * step), step, carried) as (index, values):
         yield b.add(index, constant(start)), values
-
-
-def _bytes_after(b: ir.IRBuilder, pointer: ir.Value, count: ir.Value) -> ir.Value:
-    return b.gep(pointer, [count], source_etype=ir.IntType(8))
 
 
 def _element(kind: ir.Type) -> ir.Type:
