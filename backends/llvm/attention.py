@@ -22,6 +22,7 @@ from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm.attention_blocks import (
+    LOWEST,
     BlockEmitter,
     Product,
     Scratch,
@@ -31,16 +32,15 @@ from backends.llvm.attention_blocks import (
     add_range_arrays,
     exp,
     fold,
+    larger,
 )
+from backends.llvm.attention_decode import MAX_QUERIES, decode_kernel
 from backends.llvm.emit import I32, I64, POINTER, constant
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.target import Target
 from euler_ir.graph import Node
 
 __all__ = ["attention"]
-
-# Scores below any that matter, yet finite: a row that has seen no key has no NaN on its way.
-LOWEST = -3.0e38
 
 # Rows of a tile: enough for packing a key (some 4 multiply-adds a number) to vanish beside them,
 # few enough that q, o and a block of keys and values stay in L2.
@@ -57,6 +57,8 @@ def attention(node: Node, target: Target) -> KernelSource:
 
 
 def attention_kernel(sizes: Sizes, target: Target) -> KernelSource:
+    if sizes.queries <= MAX_QUERIES:
+        return decode_kernel(sizes, target)
     key = f"attention {sizes}"
     plan = _Plan(sizes, target)
 
@@ -268,36 +270,15 @@ class _Forward(BlockEmitter):
         sizes, plan, at = self.sizes, self.plan, self.scratch.at
 
         def define(b, args, head, queries, scratch):
-            o, log_sums = (self.operand(b, args, n) for n in (5, 6))
-            with e.loop(b, queries, 1) as (i, _):
-                with e.loop(b, constant(sizes.repeat), 1) as (r, _):
-                    row = b.add(b.mul(i, constant(sizes.repeat)), r)
-                    place = b.add(head, b.add(b.mul(i, constant(sizes.heads)), r))
-                    lanes = e.load(
-                        b, at(b, scratch, "total", b.mul(row, constant(self.strip.lanes))),
-                        self.vector,
-                    )  # fmt: skip
-                    largest = e.load(b, at(b, scratch, "largest", row), self.scalar)
-                    target = self.at(b, o, b.mul(place, constant(sizes.width)))
-                    source = at(b, scratch, "o", b.mul(row, constant(plan.columns)))
-                    log_sum = self.normalise(b, lanes, largest, source, target)
-                    e.store(b, log_sum, self.at(b, log_sums, place))
+            with e.loop(b, queries, 1) as (i, _), e.loop(b, constant(sizes.repeat), 1) as (r, _):
+                row = b.add(b.mul(i, constant(sizes.repeat)), r)
+                self.normalise(
+                    b,
+                    at(b, scratch, "total", b.mul(row, constant(self.strip.lanes))),
+                    at(b, scratch, "largest", row),
+                    at(b, scratch, "o", b.mul(row, constant(plan.columns))),
+                    args,
+                    b.add(head, b.add(b.mul(i, constant(sizes.heads)), r)),
+                )
 
         return self.function("finish", [POINTER, I64, I64, POINTER], define)
-
-    def normalise(self, b, lanes, largest, source, target) -> ir.Value:
-        """Write o / total, or 0 if the row saw no key, and give its log_sum."""
-        total = across_lanes(b, lanes, lambda b, x, y: b.fadd(x, y))
-        one, zero = ir.Constant(self.scalar, 1.0), ir.Constant(self.scalar, 0.0)
-        # NaN scores must come out as NaN, so only a true zero counts as "no keys".
-        none = b.fcmp_ordered("==", total, zero)
-        divisor = b.select(none, one, total)
-        inverse = e.splat(b, divisor, self.strip.lanes)
-        self.copy_out(b, source, target, lambda value: b.fdiv(value, inverse))
-        log = e.declare(b.module, f"llvm.log.{self.sizes.dtype}", self.scalar, [self.scalar])
-        return b.select(none, zero, b.fadd(largest, b.call(log, [divisor])))
-
-
-def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """x if it is larger, else y: y too where one is NaN."""
-    return b.select(b.fcmp_ordered(">", x, y), x, y)

@@ -24,12 +24,18 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from backends.llvm import emit as e
+from backends.llvm import scalar_emitter as se
 from backends.llvm.emit import BOOL, I32, I64, POINTER, VOID, constant
 from backends.llvm.packing import transpose
 from backends.llvm.target import Target
-from euler_ir.types import TensorType
+from euler_ir import scalar
+from euler_ir.scalar import Expr
+from euler_ir.types import F32, F64, TensorType
 
 __all__ = ["BlockEmitter", "Product", "Scratch", "Sizes", "Strip"]
+
+# Scores below any that matter, yet finite: a row that has seen no key has no NaN on its way.
+LOWEST = -3.0e38
 
 _ALIGNMENT = 64
 
@@ -238,16 +244,16 @@ class BlockEmitter:
                     packed = self.at(b, target, place)
                     with b.if_else(kept, likely=True) as (then, otherwise):
                         with then:
-                            self.copy_row(b, row, packed, factor)
+                            self.copy_row(b, row, packed, columns, factor)
                         with otherwise:
                             self.zero(b, packed, constant(columns))
 
         return self.function(name, [POINTER, POINTER, I64, POINTER], define)
 
-    def copy_row(self, b, source, target, factor: float) -> None:
-        """A row of D numbers times `factor`, and zeros up to whole panels."""
+    def copy_row(self, b, source, target, columns: int, factor: float) -> None:
+        """A row of D numbers times `factor`, and zeros up to `columns`."""
         width, lanes = self.sizes.width, self.strip.lanes
-        for start in range(0, self.strip.columns(width), lanes):
+        for start in range(0, columns, lanes):
             value = self.number(0.0)
             if start < width:
                 mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
@@ -305,6 +311,20 @@ class BlockEmitter:
             mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
             value = transform(e.load(b, self.at(b, source, start), self.vector))
             e.store_lanes(b, value, self.at(b, target, start), mask)
+
+    def normalise(self, b, total, largest, source, args, place) -> None:
+        """Results number `place` (counting token by token, head by head): o / total and log_sum,
+        or zeros if the row saw no key. `total` points to the lanes that add up to it."""
+        total = across_lanes(b, e.load(b, total, self.vector), lambda b, x, y: b.fadd(x, y))
+        one, zero = ir.Constant(self.scalar, 1.0), ir.Constant(self.scalar, 0.0)
+        # NaN scores must come out as NaN, so only a true zero counts as "no keys".
+        none = b.fcmp_ordered("==", total, zero)
+        divisor = b.select(none, one, total)
+        target = self.at(b, self.operand(b, args, 5), b.mul(place, constant(self.sizes.width)))
+        everywhere = e.splat(b, divisor, self.strip.lanes)
+        self.copy_out(b, source, target, lambda value: b.fdiv(value, everywhere))
+        log_sum = b.fadd(e.load(b, largest, self.scalar), log(b, divisor))
+        e.store(b, b.select(none, zero, log_sum), self.at(b, self.operand(b, args, 6), place))
 
     # Key ranges.
 
@@ -437,6 +457,11 @@ class _Visible:
         return self.first, self.stop, self.core_first, self.core_stop
 
 
+def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x if it is larger, else y: y too where one is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
 def larger_int(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return b.select(b.icmp_signed(">", x, y), x, y)
 
@@ -454,27 +479,21 @@ def add_range_arrays(
 
 
 def exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """e^x"""
-    kind, lanes = x.type, x.type.count
-    if kind.element == ir.DoubleType():
-        return b.call(e.declare(b.module, f"llvm.exp.v{lanes}f64", kind, [kind]), [x])
+    """e^x of every lane."""
+    return _function(b, scalar.exp, x)
 
-    def c(v):
-        return ir.Constant(kind, [v] * lanes)
-    ints = ir.VectorType(I32, lanes)
-    low = b.fcmp_ordered("<", x, c(-87.0))
-    x = b.select(low, c(-87.0), x)
-    n = e.fma(b, x, c(1.44269504088896341), c(12582912.0))
-    k = b.bitcast(n, ints)
-    n = b.fsub(n, c(12582912.0))
-    r = e.fma(b, n, c(-0.693359375), x)
-    r = e.fma(b, n, c(2.12194440e-4), r)
-    p = c(1.9875691500e-4)
-    for t in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = e.fma(b, p, r, c(t))
-    p = e.fma(b, p, b.fmul(r, r), b.fadd(r, c(1.0)))
-    s = b.bitcast(b.add(b.shl(k, ir.Constant(ints, [23] * lanes)), ir.Constant(ints, [0x3f800000] * lanes)), kind)
-    return b.select(low, c(0.0), b.fmul(p, s))
+
+def log(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """The natural logarithm."""
+    return _function(b, scalar.log, x)
+
+
+def _function(b: ir.IRBuilder, function: Callable, x: ir.Value) -> ir.Value:
+    vector = isinstance(x.type, ir.VectorType)
+    dtype = F64 if e.item_bytes(x.type.element if vector else x.type) == 8 else F32
+    argument = Expr("input", (), dtype, 0)
+    lanes = x.type.count if vector else 1
+    return se.evaluate(b, [function(argument)], {argument: x}, lanes)[0]
 
 
 def load_i32(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
