@@ -57,9 +57,7 @@ def check_op(op: Op, *operands: Operand, backends: Sequence[str | Backend] = ("r
     if gradient:
         check_gradient(op, arrays, results)
     for backend in backends:
-        function = (differentiated(op, operand_types(arrays, dtype), results) if gradient
-                    else applied(op, operand_types(arrays, dtype)))
-        check_function(function, _inputs(function, arrays), backend)
+        check_meaning(op, arrays, backend, dtype, gradient, results)
 
 
 def sample(operands: Sequence[Operand], seed: int = 0) -> list[np.ndarray]:
@@ -192,6 +190,15 @@ def _compare_directions(op: Op, gradients: Mapping[str, np.ndarray], slope,
             assert abs(expected - numeric) <= tolerance, (
                 f"{op}: along a random direction the gradient of operand {name} is "
                 f"{expected:.9g}, by central differences {numeric:.9g}")
+
+
+def check_meaning(op: Op, arrays: Sequence[np.ndarray], backend: str | Backend,
+                  dtype: DType = F32, gradient: bool = True,
+                  results: Sequence[int] | None = None) -> None:
+    """The op, and its backward rule where `gradient` says so, on a backend."""
+    types = operand_types(arrays, dtype)
+    function = differentiated(op, types, results) if gradient else applied(op, types)
+    check_function(function, _inputs(function, arrays), backend)
 
 
 def check_function(function: Function, inputs: Mapping[str, np.ndarray],

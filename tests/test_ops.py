@@ -6,8 +6,9 @@ import pytest
 from euler_ir.builder import Builder, IRError
 from euler_ir.op import REGISTRY, result_types
 from euler_ir.types import BOOL, DType, TensorType
-from runtime.testing import check_inference, check_op, operand_types, sample
+from runtime.testing import check_inference, check_meaning, check_op, operand_types, sample
 from tests.op_cases import CASES, REFUSED
+from tests.runners import BACKENDS, backend
 
 NAMES = sorted(name for name, op in REGISTRY.items() if op.__module__.startswith("euler_ir."))
 
@@ -27,6 +28,12 @@ def test_every_op_has_cases_and_a_docstring(name):
 @pytest.mark.parametrize("case", numbered(CASES))
 def test_types_text_and_gradient(case):
     check_op(case.op, *case.operands, backends=(), **case.options)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("case", numbered(CASES))
+def test_meaning_on_backends(case, name):
+    check_meaning(case.op, sample(case.operands), backend(name), **case.options)
 
 
 @pytest.mark.parametrize("case", numbered(CASES))

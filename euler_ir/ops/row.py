@@ -69,7 +69,7 @@ class LayerNorm(Row):
     eps: float = 1e-5
 
     def row(self, row, x, weight, bias):
-        centred = x - row.mean(x)
+        centred = _centred(row, x)
         return centred * s.rsqrt(row.mean(centred * centred) + self.eps) * weight + bias
 
     def backward(self, b, node, grads):
@@ -84,12 +84,19 @@ class LayerNormBackward(Row):
     eps: float = 1e-5
 
     def row(self, row, x, weight, g):
-        centred = x - row.mean(x)
+        centred = _centred(row, x)
         r = s.rsqrt(row.mean(centred * centred) + self.eps)
         unit = centred * r
         scaled = g * weight
         dx = r * (scaled - row.mean(scaled) - unit * row.mean(scaled * unit))
         return dx, row.column_sum(g * unit), row.column_sum(g)
+
+
+def _centred(row, x):
+    """x - μ. The rounded mean of numbers far from zero is off by up to their last place, which can
+    be as much as they vary: the mean of what is left takes that away."""
+    centred = x - row.mean(x)
+    return centred - row.mean(centred)
 
 
 class CrossEntropy(Row):
@@ -115,9 +122,11 @@ class CrossEntropy(Row):
     def row(self, row, logits, target):
         x = _mask_padding(row, logits, self.vocabulary)
         largest = row.max(x)
-        log_sum = largest + s.log(row.sum(s.exp(x - largest)))
+        log_rest = s.log(row.sum(s.exp(x - largest)))
         chosen = row.sum(s.where(row.index.equals(target), logits, 0.0))
-        return s.where(target < 0, 0.0, log_sum - chosen), log_sum
+        # Not log_sum - chosen: of large logits that would keep the absolute error of their size.
+        loss = log_rest + (largest - chosen)
+        return s.where(target < 0, 0.0, loss), largest + log_rest
 
     def backward(self, b, node, grads):
         logits, target = node.inputs
