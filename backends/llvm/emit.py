@@ -12,8 +12,8 @@ from llvmlite import ir
 __all__ = [
     "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "bytes_after",
     "clear_bytes", "constant", "copy_bytes", "declare", "divide", "float_type", "fma",
-    "item_bytes", "kernel", "load", "load_lanes", "loop", "maximum", "minimum", "operand",
-    "prefetch", "prefix_mask", "shuffle", "splat", "store", "store_lanes", "suffix",
+    "item_bytes", "kernel", "load", "load_lanes", "loop", "maximum", "maybe_loop", "minimum",
+    "operand", "prefetch", "prefix_mask", "shuffle", "splat", "store", "store_lanes", "suffix",
 ]  # fmt: skip
 
 VOID = ir.VoidType()
@@ -206,3 +206,23 @@ def loop(b: ir.IRBuilder, stop: ir.Value, step: int, carried: Sequence[ir.Value]
         phi.add_incoming(start, before)
         phi.add_incoming(value, end)
     b.position_at_end(after)
+
+
+@contextmanager
+def maybe_loop(
+    b: ir.IRBuilder, stop: ir.Value, step: int, carried: Sequence[ir.Value] = ()
+) -> Iterator:
+    """As `loop`, but there may be no turn at all: the carried values then stay as they were."""
+    before, some = b.block, b.append_basic_block("some")
+    after = b.append_basic_block("join")
+    b.cbranch(b.icmp_signed(">", stop, constant(0)), some, after)
+    b.position_at_end(some)
+    with loop(b, stop, step, carried) as (index, values):
+        yield index, values
+    end = b.block
+    b.branch(after)
+    b.position_at_end(after)
+    for i, (start, value) in enumerate(zip(carried, list(values), strict=True)):
+        values[i] = b.phi(start.type)
+        values[i].add_incoming(start, before)
+        values[i].add_incoming(value, end)

@@ -19,18 +19,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import contextmanager
 
-import numpy as np
 from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
 from backends.llvm.access import Access, RowProgram
 from backends.llvm.emit import constant
+from backends.llvm.folding import combine, fold, neutral
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.row_plan import Loop, RowPlan, is_reduction, plan_rows
 from backends.llvm.target import Target
 from euler_ir.scalar import Expr
-from euler_ir.types import DType
 
 __all__ = ["row_kernel"]
 
@@ -140,9 +139,10 @@ class _RowEmitter:
         """Where each access stands at the first inner row of a segment."""
         b, outer = self.b, self.plan.program.space[:-2]
         indices, rest = [], segment
-        for extent in reversed(outer):
-            rest, index = e.divide(b, rest, extent) if extent != self.plan.segments else (rest, rest)
+        for extent in reversed(outer[1:]):
+            rest, index = e.divide(b, rest, extent)
             indices.insert(0, index)
+        indices = [rest, *indices][:len(outer)]
         for access in self.accesses:
             place = constant(access.offset)
             for index, stride in zip(indices, access.strides[:-2], strict=True):
@@ -208,14 +208,14 @@ class _RowEmitter:
             se.store(b, self.values[x], self.pointer(access), access.dtype)
 
     def emit_loop(self, loop: Loop, column_block: ir.Value) -> None:
-        accumulators = [[_neutral(r, self.lanes)] * loop.unroll for r in loop.reductions]
+        accumulators = [[neutral(r.op, r.dtype, self.lanes)] * loop.unroll for r in loop.reductions]
         if self.plan.tile_columns < self.plan.columns:
             self.emit_block(loop, column_block)
         else:
             for start, stop, turns in self.plan.stretches(loop):
                 self.emit_stretch(loop, start, stop, turns, accumulators)
         for r, parts in zip(loop.reductions, accumulators, strict=True):
-            self.values[r] = _fold(self.b, r, parts, self.lanes)
+            self.values[r] = fold(self.b, r.op, parts, r.dtype)
 
     def emit_block(self, loop: Loop, column_block: ir.Value) -> None:
         """The tile's block of columns; only the last one may be short."""
@@ -367,7 +367,7 @@ class _Chunk:
 
     def accumulate(self, r: Expr, so_far: ir.Value) -> ir.Value:
         """The accumulator with this vector taken in, in the lanes that exist."""
-        combined = _combine(self.b, r, so_far, self.value(r.args[0]))
+        combined = combine(self.b, r.op, so_far, self.value(r.args[0]), r.dtype)
         return combined if self.mask is None else self.b.select(self.mask, combined, so_far)
 
 
@@ -408,38 +408,6 @@ def _emit_column_phase(plan: RowPlan, module: ir.Module, symbol: str) -> None:
 def _workspace_argument(plan: RowPlan) -> int:
     program = plan.program
     return 1 + max(a.argument for _, a in (*program.stores, *program.column_sums))
-
-
-def _combine(b: ir.IRBuilder, r: Expr, x: ir.Value, y: ir.Value) -> ir.Value:
-    if r.op == "max":
-        return se.maximum(b, x, y, r.dtype)
-    return b.fadd(x, y) if r.dtype.is_float else b.add(x, y)
-
-
-def _neutral(r: Expr, lanes: int) -> ir.Constant:
-    """What changes nothing when it is combined."""
-    if r.op == "sum":
-        return se.constant_value(0, r.dtype, lanes)
-    return se.constant_value(_lowest(r.dtype), r.dtype, lanes)
-
-
-def _lowest(dtype: DType) -> float | int:
-    return float("-inf") if dtype.is_float else int(np.iinfo(dtype.numpy).min)
-
-
-def _fold(b: ir.IRBuilder, r: Expr, parts: Sequence[ir.Value], lanes: int) -> ir.Value:
-    """The accumulators to one number: pairs of vectors, then halves of a vector."""
-    parts = list(parts)
-    while len(parts) > 1:
-        parts = [_combine(b, r, *parts[i:i + 2]) for i in range(0, len(parts), 2)]
-    value = parts[0]
-    while lanes > 1:
-        lanes //= 2
-        low = e.shuffle(b, value, value, range(lanes))
-        high = e.shuffle(b, value, value, range(lanes, 2 * lanes))
-        value = _combine(b, r, low, high)
-    return b.extract_element(value, ir.Constant(e.I32, 0)) if isinstance(
-        value.type, ir.VectorType) else value
 
 
 @contextmanager
