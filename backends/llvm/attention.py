@@ -21,6 +21,7 @@ Causal blocks differ in work: the last queries, which see most, are tiles handed
 from llvmlite import ir
 
 from backends.llvm import emit as e
+from backends.llvm import scalar_emitter as se
 from backends.llvm.attention_blocks import (
     LOWEST,
     BlockEmitter,
@@ -37,7 +38,9 @@ from backends.llvm.attention_blocks import (
 from backends.llvm.attention_decode import MAX_QUERIES, decode_kernel
 from backends.llvm.emit import I32, I64, POINTER, constant
 from backends.llvm.kernel import KernelSource, Phase
+from backends.llvm.lowering import lowers
 from backends.llvm.target import Target
+from euler_ir import ops
 from euler_ir.graph import Node
 
 __all__ = ["attention"]
@@ -50,6 +53,7 @@ _TILES = 16
 _KEYS = 128
 
 
+@lowers(ops.Attention)
 def attention(node: Node, target: Target) -> KernelSource:
     """The kernel of an Attention node: args q, k, v, lo, hi, o, log_sum."""
     q, k = node.inputs[0].type, node.inputs[1].type
@@ -75,7 +79,7 @@ class _Plan:
 
     def __init__(self, sizes: Sizes, target: Target):
         self.sizes = sizes
-        strip = self.strip = Strip.of(target, sizes.dtype)
+        strip = self.strip = Strip.of(target, sizes)
         pairs = sizes.batch * sizes.groups
         rows = sizes.queries * sizes.repeat
         parts = max(-(-rows // _ROWS), min(-(-_TILES // pairs), -(-rows // (4 * strip.rows))))
@@ -88,7 +92,7 @@ class _Plan:
         self.scratch = self._layout()
 
     def _layout(self) -> Scratch:
-        rows, scalar = self.strips * self.strip.rows, e.float_type(self.sizes.dtype)
+        rows, scalar = self.strips * self.strip.rows, se.value_type(self.sizes.compute)
         scratch = Scratch()
         add_range_arrays(scratch, self.sizes, self.strip, self.block_queries, rows)
         scratch.add("q", rows * self.columns, scalar)
@@ -152,10 +156,11 @@ class _Forward(BlockEmitter):
             lo, hi = (e.address(b, self.operand(b, args, n), token0, I32) for n in (3, 4))
             strips = self.strips(b, queries)
             b.call(load_ranges, [lo, hi, queries, strips, scratch])
-            source = self.at(b, self.operand(b, args, 0), b.mul(head, constant(sizes.width)))
+            source = self.element(b, self.operand(b, args, 0), b.mul(head, constant(sizes.width)))
             packed, keep = at(b, scratch, "q"), at(b, scratch, "keep")
             b.call(pack_queries, [source, keep, queries, packed])
-            rows, used = b.mul(strips, constant(self.strip.rows)), b.mul(queries, constant(sizes.repeat))
+            rows = b.mul(strips, constant(self.strip.rows))
+            used = b.mul(queries, constant(sizes.repeat))
             columns = constant(self.plan.columns)
             rest = self.at(b, packed, b.mul(used, columns))
             self.zero(b, rest, b.mul(b.sub(rows, used), columns))
@@ -173,9 +178,9 @@ class _Forward(BlockEmitter):
         pack_values = self.pack_rows("pack_values", sizes.groups * sizes.width, 1)
 
         def define(b, args, source, key0, count, scratch):
-            keys = self.at(b, self.operand(b, args, 1), source)
+            keys, values = (self.element(b, self.operand(b, args, n), source) for n in (1, 2))
+            packed = at(b, scratch, "values")
             b.call(pack_keys, [keys, count, at(b, scratch, "keys")])
-            values, packed = self.at(b, self.operand(b, args, 2), source), at(b, scratch, "values")
             b.call(pack_values, [values, at(b, scratch, "seen", key0), count, packed])
             columns = constant(self.plan.columns)
             rest = b.mul(b.sub(self.round_up(b, count), count), columns)

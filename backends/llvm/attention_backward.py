@@ -17,13 +17,15 @@ twice) and adds to dk and dv, which stay in cache through the block of keys, and
         write dk and dv
     write scale dq
 
-With batch rows and key heads enough for every core, a tile's stretch is all the keys. Else the keys
-are cut, each tile writes a dq of its own to the workspace, and a second phase adds them up in order.
+With batch rows and key heads enough for every core, a tile's stretch is all the keys. Else the
+keys are cut, each tile writes a dq of its own to the workspace, and a second phase adds them up in
+order.
 """
 
 from llvmlite import ir
 
 from backends.llvm import emit as e
+from backends.llvm import scalar_emitter as se
 from backends.llvm.attention_blocks import (
     BlockEmitter,
     Product,
@@ -37,7 +39,9 @@ from backends.llvm.attention_blocks import (
 )
 from backends.llvm.emit import I32, I64, POINTER, constant
 from backends.llvm.kernel import KernelSource, Phase
+from backends.llvm.lowering import lowers
 from backends.llvm.target import Target
+from euler_ir import ops
 from euler_ir.graph import Node
 
 __all__ = ["attention_backward"]
@@ -50,6 +54,7 @@ _TILES = 8
 _SUM_ITEMS = 8192
 
 
+@lowers(ops.AttentionBackward)
 def attention_backward(node: Node, target: Target) -> KernelSource:
     """The kernel of an AttentionBackward node: args q, k, v, lo, hi, o, log_sum, do, dq, dk, dv."""
     q, k = node.inputs[0].type, node.inputs[1].type
@@ -82,7 +87,7 @@ class _Plan:
 
     def __init__(self, sizes: Sizes, target: Target):
         self.sizes = sizes
-        strip = self.strip = Strip.of(target, sizes.dtype)
+        strip = self.strip = Strip.of(target, sizes)
         pairs = sizes.batch * sizes.groups
         self.strips = -(-sizes.queries * sizes.repeat // strip.rows)
         self.block_strips = min(_ROWS // strip.rows, self.strips)
@@ -99,12 +104,12 @@ class _Plan:
         self.p_row = self.block_keys + strip.panel
         self.scratch = self._layout()
         self.dq_items = sizes.batch * sizes.queries * sizes.heads * sizes.width
-        item_bytes = e.item_bytes(e.float_type(sizes.dtype))
-        self.workspace_bytes = self.stretches * self.dq_items * item_bytes * (self.stretches > 1)
+        parts = self.stretches if self.stretches > 1 else 0
+        self.workspace_bytes = parts * self.dq_items * sizes.compute.itemsize
 
     def _layout(self) -> Scratch:
         strip, sizes = self.strip, self.sizes
-        rows, scalar = self.strips * strip.rows, e.float_type(sizes.dtype)
+        rows, scalar = self.strips * strip.rows, se.value_type(sizes.compute)
         key_rows = -(-self.block_keys // strip.rows) * strip.rows
         scratch = Scratch()
         add_range_arrays(scratch, sizes, strip, sizes.queries, rows)
@@ -149,16 +154,11 @@ class _Backward(BlockEmitter):
             token = b.add(b.mul(item, constant(sizes.keys)), key0)
             place = b.mul(b.add(b.mul(token, constant(sizes.groups)), group), constant(sizes.width))
             b.call(self.key_block(), [args, place, key0, count, scratch])
-        if plan.stretches == 1:
-            target = self.operand(b, args, 8)
-        else:
-            part = b.mul(stretch, constant(plan.dq_items))
-            target = self.at(b, self.operand(b, args, 11), part)
-        b.call(self.write_dq(), [self.at(b, target, b.mul(head, constant(sizes.width))), scratch])
+        b.call(self.write_dq(), [args, head, stretch, scratch])
         b.ret_void()
 
     def begin(self) -> ir.Function:
-        """`void f(args, token0, head, scratch)`: ranges, packed q and do, log_sum, delta, dq = 0."""
+        """`void f(args, token0, head, scratch)`: all that is known of the rows, and dq = 0."""
         sizes, plan, at = self.sizes, self.plan, self.scratch.at
         load_ranges, outer = self.load_ranges(self.scratch), sizes.heads * sizes.width
         pack_q = self.pack_rows("pack_q", outer, sizes.repeat, sizes.scale)
@@ -171,8 +171,8 @@ class _Backward(BlockEmitter):
             b.call(load_ranges, [lo, hi, queries, strips, scratch])
             first = b.mul(head, constant(sizes.width))
             for n, name, pack in ((0, "q", pack_q), (7, "do", pack_do)):
-                source, keep = self.at(b, self.operand(b, args, n), first), at(b, scratch, "keep")
-                b.call(pack, [source, keep, queries, at(b, scratch, name)])
+                source = self.element(b, self.operand(b, args, n), first)
+                b.call(pack, [source, at(b, scratch, "keep"), queries, at(b, scratch, name)])
                 rest = at(b, scratch, name, used * plan.columns)
                 self.zero(b, rest, constant((rows - used) * plan.columns))
             self.zero(b, at(b, scratch, "dq"), constant(rows * plan.columns))
@@ -188,7 +188,7 @@ class _Backward(BlockEmitter):
                     at(b, scratch, "log_sum", row),
                 )  # fmt: skip
                 do = at(b, scratch, "do", b.mul(row, constant(plan.columns)))
-                delta = self.dot(b, do, self.at(b, o, b.mul(place, constant(sizes.width))))
+                delta = self.dot(b, do, self.element(b, o, b.mul(place, constant(sizes.width))))
                 e.store(b, delta, at(b, scratch, "delta", row))
 
         return self.function("begin", [POINTER, I64, I64, POINTER], define)
@@ -199,7 +199,7 @@ class _Backward(BlockEmitter):
         for start in range(0, width, lanes):
             mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
             left = e.load(b, self.at(b, padded, start), self.vector)
-            right = e.load_lanes(b, self.at(b, row, start), self.vector, mask)
+            right = self.read(b, self.element(b, row, start), mask)
             total = e.fma(b, left, right, total)
         return across_lanes(b, total, lambda b, x, y: b.fadd(x, y))
 
@@ -220,7 +220,7 @@ class _Backward(BlockEmitter):
                 b.icmp_signed("<", key0, stop), b.icmp_signed("<", first, b.add(key0, count))
             )
             with b.if_then(some):
-                k, v = (self.at(b, self.operand(b, args, n), place) for n in (1, 2))
+                k, v = (self.element(b, self.operand(b, args, n), place) for n in (1, 2))
                 b.call(pack_keys, [k, count, at(b, scratch, "keys")])
                 b.call(pack_keys, [v, count, at(b, scratch, "values")])
                 b.call(pack_block, [k, key0, count, scratch])
@@ -231,7 +231,7 @@ class _Backward(BlockEmitter):
                     )
                     b.call(row_block, [strip0, stop, key0, panels, scratch])
             for n, name in ((9, "dk"), (10, "dv")):
-                target = self.at(b, self.operand(b, args, n), place)
+                target = self.element(b, self.operand(b, args, n), place)
                 b.call(write, [at(b, scratch, name), count, target])
 
         assert block_rows % self.strip.rows == 0
@@ -295,7 +295,8 @@ class _Backward(BlockEmitter):
             a_row=plan.p_row, a_depth=1, b_panel=strip.panel, b_depth=plan.columns,
             c_row=plan.columns, then="add",
         ))  # fmt: skip
-        mask, differentiate, clear = self.mask("mask", plan.p_row, 0.0), self.differentiate(), self.clear()
+        mask = self.mask("mask", plan.p_row, 0.0)
+        differentiate, clear = self.differentiate(), self.clear()
 
         def define(b, row, place, key0, panels, first, stop, core_first, core_stop, scratch):
             p, ds = (at(b, scratch, name, place) for name in ("p", "ds"))
@@ -394,25 +395,33 @@ class _Backward(BlockEmitter):
         def define(b, source, count, target):
             with e.loop(b, count, 1) as (key, _):
                 row = self.at(b, source, b.mul(key, constant(self.plan.columns)))
-                place = self.at(b, target, b.mul(key, constant(sizes.groups * sizes.width)))
-                self.copy_out(b, row, place, lambda value: value)
+                place = self.element(b, target, b.mul(key, constant(sizes.groups * sizes.width)))
+                self.copy_out(b, row, place, sizes.dtype, lambda value: value)
 
         return self.function("write_keys", [POINTER, I64, POINTER], define)
 
     def write_dq(self) -> ir.Function:
-        """`void f(target, scratch)`: scale dq to where it lies in the result, or in a part."""
+        """`void f(args, head, stretch, scratch)`: scale dq to where it lies in the result, or in
+        the part of the workspace that belongs to the stretch."""
         sizes, plan, at = self.sizes, self.plan, self.scratch.at
+        dtype = sizes.dtype if plan.stretches == 1 else sizes.compute
+        scale = self.number(sizes.scale)
 
-        def define(b, target, scratch):
-            with e.loop(b, constant(sizes.queries), 1) as (i, _):
-                with e.loop(b, constant(sizes.repeat), 1) as (r, _):
-                    row = b.add(b.mul(i, constant(sizes.repeat)), r)
-                    source = at(b, scratch, "dq", b.mul(row, constant(plan.columns)))
-                    place = b.mul(b.add(b.mul(i, constant(sizes.heads)), r), constant(sizes.width))
-                    scale = self.number(sizes.scale)
-                    self.copy_out(b, source, self.at(b, target, place), lambda x: b.fmul(x, scale))
+        def define(b, args, head, stretch, scratch):
+            target = self.operand(b, args, 8 if plan.stretches == 1 else 11)
+            start = b.mul(head, constant(sizes.width))
+            if plan.stretches > 1:
+                start = b.add(start, b.mul(stretch, constant(plan.dq_items)))
+            target = e.address(b, target, start, se.storage_type(dtype))
+            queries = constant(sizes.queries)
+            with e.loop(b, queries, 1) as (i, _), e.loop(b, constant(sizes.repeat), 1) as (r, _):
+                row = b.add(b.mul(i, constant(sizes.repeat)), r)
+                source = at(b, scratch, "dq", b.mul(row, constant(plan.columns)))
+                place = b.mul(b.add(b.mul(i, constant(sizes.heads)), r), constant(sizes.width))
+                place = e.address(b, target, place, se.storage_type(dtype))
+                self.copy_out(b, source, place, dtype, lambda value: b.fmul(value, scale))
 
-        return self.function("write_dq", [POINTER, POINTER], define)
+        return self.function("write_dq", [POINTER, I64, I64, POINTER], define)
 
     def emit_sum(self, symbol: str) -> None:
         """The second phase: dq is the sum of its parts, those of the first keys first."""
@@ -429,7 +438,7 @@ class _Backward(BlockEmitter):
             for n in range(1, plan.stretches):
                 part = self.at(b, parts, b.add(index, constant(n * plan.dq_items)))
                 total = b.fadd(total, e.load(b, part, kind))
-            e.store(b, total, self.at(b, dq, index))
+            se.store(b, total, self.element(b, dq, index), self.sizes.dtype)
 
         whole = b.sub(stop, b.urem(b.sub(stop, start), constant(lanes)))
         with self.count_up(b, start, whole, lanes) as index:

@@ -25,12 +25,12 @@ from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
-from backends.llvm.emit import BOOL, I32, I64, POINTER, VOID, constant
+from backends.llvm.emit import I32, I64, POINTER, VOID, constant
 from backends.llvm.packing import transpose
 from backends.llvm.target import Target
 from euler_ir import scalar
 from euler_ir.scalar import Expr
-from euler_ir.types import F32, F64, TensorType
+from euler_ir.types import F32, F64, DType, TensorType
 
 __all__ = ["BlockEmitter", "Product", "Scratch", "Sizes", "Strip"]
 
@@ -42,9 +42,11 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Sizes:
-    """q [B,T,H,D], k and v [B,S,G,D]; `repeat` = H/G query heads share a key head."""
+    """q [B,T,H,D], k and v [B,S,G,D]; `repeat` = H/G query heads share a key head.
 
-    dtype: str
+    `dtype` is that of the tensors in memory; what is packed, summed or a statistic is `compute`."""
+
+    dtype: DType
     batch: int
     queries: int
     keys: int
@@ -56,16 +58,15 @@ class Sizes:
     @classmethod
     def of(cls, q: TensorType, k: TensorType, scale: float) -> "Sizes":
         batch, queries, heads, width = q.shape
-        return cls(str(q.dtype), batch, queries, k.shape[1], heads, k.shape[2], width, scale)
+        return cls(q.dtype, batch, queries, k.shape[1], heads, k.shape[2], width, scale)
 
     @property
     def repeat(self) -> int:
         return self.heads // self.groups
 
     @property
-    def empty(self) -> bool:
-        """No query, key or column: there is nothing to multiply."""
-        return 0 in (self.batch, self.queries, self.keys, self.heads, self.width)
+    def compute(self) -> DType:
+        return self.dtype.compute
 
     def __str__(self) -> str:
         return (f"{self.dtype} B{self.batch} T{self.queries} S{self.keys} H{self.heads} "
@@ -81,10 +82,10 @@ class Strip:
     lanes: int
 
     @classmethod
-    def of(cls, target: Target, dtype: str) -> "Strip":
+    def of(cls, target: Target, sizes: Sizes) -> "Strip":
         """Two vectors wide, and as many rows as leave registers for two operands and a number."""
         rows = 6 if target.registers < 32 else 12
-        return cls(rows, 2, target.lanes(8 if dtype == "f64" else 4))
+        return cls(rows, 2, target.lanes(sizes.compute.itemsize))
 
     @property
     def panel(self) -> int:
@@ -137,9 +138,10 @@ class BlockEmitter:
 
     def __init__(self, target: Target, sizes: Sizes, module: ir.Module, symbol: str):
         self.sizes = sizes
-        self.strip = Strip.of(target, sizes.dtype)
+        self.strip = Strip.of(target, sizes)
         self.module, self.symbol = module, symbol
-        self.scalar = e.float_type(sizes.dtype)
+        self.scalar = se.value_type(sizes.compute)
+        self.storage = se.storage_type(sizes.dtype)
         self.vector = ir.VectorType(self.scalar, self.strip.lanes)
         self.functions: dict[str, ir.Function] = {}
 
@@ -162,8 +164,18 @@ class BlockEmitter:
     # Addresses and small values.
 
     def at(self, b: ir.IRBuilder, pointer: ir.Value, index: ir.Value | int) -> ir.Value:
+        """The address of a number in scratch, or of one of log_sum."""
         index = constant(index) if isinstance(index, int) else index
         return e.address(b, pointer, index, self.scalar)
+
+    def element(self, b: ir.IRBuilder, pointer: ir.Value, index: ir.Value | int) -> ir.Value:
+        """The address of an element of one of the tensors."""
+        index = constant(index) if isinstance(index, int) else index
+        return e.address(b, pointer, index, self.storage)
+
+    def read(self, b: ir.IRBuilder, pointer: ir.Value, mask: ir.Constant | None) -> ir.Value:
+        """A vector of a tensor's elements; lanes that the mask switches off are not touched."""
+        return se.load(b, pointer, self.sizes.dtype, self.strip.lanes, mask)
 
     def operand(self, b: ir.IRBuilder, args: ir.Value, index: int) -> ir.Value:
         """The pointer that stands at `index` of the kernel's args."""
@@ -239,8 +251,9 @@ class BlockEmitter:
             with e.loop(b, count, 1) as (i, _):
                 kept = b.icmp_signed("!=", load_i32(b, e.address(b, keep, i, I32)), I32(0))
                 for r in range(repeat):
-                    row = self.at(b, source, b.add(b.mul(i, constant(outer)), constant(r * width)))
-                    place = b.mul(b.add(b.mul(i, constant(repeat)), constant(r)), constant(columns))
+                    place = b.add(b.mul(i, constant(outer)), constant(r * width))
+                    row = self.element(b, source, place)
+                    place = b.add(b.mul(i, constant(repeat * columns)), constant(r * columns))
                     packed = self.at(b, target, place)
                     with b.if_else(kept, likely=True) as (then, otherwise):
                         with then:
@@ -257,7 +270,7 @@ class BlockEmitter:
             value = self.number(0.0)
             if start < width:
                 mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
-                value = e.load_lanes(b, self.at(b, source, start), self.vector, mask)
+                value = self.read(b, self.element(b, source, start), mask)
                 if factor != 1.0:
                     value = b.fmul(value, self.number(factor))
             e.store(b, value, self.at(b, target, start))
@@ -272,8 +285,8 @@ class BlockEmitter:
             last = b.sub(count, constant(1))
             with e.loop(b, self.round_up(b, count), lanes) as (key, _):
                 keys = [
-                    self.at(b, source, b.mul(e.minimum(b, b.add(key, constant(j)), last),
-                                             constant(row)))
+                    self.element(b, source, b.mul(e.minimum(b, b.add(key, constant(j)), last),
+                                                  constant(row)))
                     for j in range(lanes)
                 ]  # fmt: skip
                 panel = b.udiv(key, constant(strip.panel))
@@ -286,7 +299,7 @@ class BlockEmitter:
                 with e.loop(b, constant(width), lanes) as (index, _):
                     # A width that is no multiple of the lanes ends on a block that overlaps.
                     p = index if mask else e.minimum(b, index, constant(width - lanes))
-                    block = [e.load_lanes(b, self.at(b, k, p), self.vector, mask) for k in keys]
+                    block = [self.read(b, self.element(b, k, p), mask) for k in keys]
                     column = self.at(b, packed, b.mul(p, constant(strip.panel)))
                     for t, value in enumerate(transpose(b, block)[:width]):
                         e.store(b, value, self.at(b, column, t * strip.panel))
@@ -304,13 +317,13 @@ class BlockEmitter:
             with e.loop(b, items, self.strip.lanes) as (i, _):
                 e.store(b, self.number(0.0), self.at(b, target, i))
 
-    def copy_out(self, b, source, target, transform: Callable) -> None:
-        """`transform` of D numbers of a padded row to where the result lies."""
-        width, lanes = self.sizes.width, self.strip.lanes
+    def copy_out(self, b, source, target, dtype: DType, transform: Callable) -> None:
+        """`transform` of D numbers of a padded row to where a result of `dtype` lies."""
+        width, lanes, kind = self.sizes.width, self.strip.lanes, se.storage_type(dtype)
         for start in range(0, width, lanes):
             mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
             value = transform(e.load(b, self.at(b, source, start), self.vector))
-            e.store_lanes(b, value, self.at(b, target, start), mask)
+            se.store(b, value, e.address(b, target, constant(start), kind), dtype, mask)
 
     def normalise(self, b, total, largest, source, args, place) -> None:
         """Results number `place` (counting token by token, head by head): o / total and log_sum,
@@ -320,9 +333,11 @@ class BlockEmitter:
         # NaN scores must come out as NaN, so only a true zero counts as "no keys".
         none = b.fcmp_ordered("==", total, zero)
         divisor = b.select(none, one, total)
-        target = self.at(b, self.operand(b, args, 5), b.mul(place, constant(self.sizes.width)))
+        target = self.element(b, self.operand(b, args, 5), b.mul(place, constant(self.sizes.width)))
         everywhere = e.splat(b, divisor, self.strip.lanes)
-        self.copy_out(b, source, target, lambda value: b.fdiv(value, everywhere))
+        self.copy_out(
+            b, source, target, self.sizes.dtype, lambda value: b.fdiv(value, everywhere)
+        )
         log_sum = b.fadd(e.load(b, largest, self.scalar), log(b, divisor))
         e.store(b, b.select(none, zero, log_sum), self.at(b, self.operand(b, args, 6), place))
 

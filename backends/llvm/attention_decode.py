@@ -10,6 +10,7 @@ and key head with the query heads that share it; their scores, one number a key,
 from llvmlite import ir
 
 from backends.llvm import emit as e
+from backends.llvm import scalar_emitter as se
 from backends.llvm.attention_blocks import (
     LOWEST,
     BlockEmitter,
@@ -41,8 +42,8 @@ _MIX_VECTORS = {1: 8, 2: 4, 3: 4, 4: 3}
 
 def decode_kernel(sizes: Sizes, target: Target) -> KernelSource:
     """The kernel for at most MAX_QUERIES queries: args q, k, v, lo, hi, o, log_sum."""
-    strip = Strip.of(target, sizes.dtype)
-    scalar, columns = e.float_type(sizes.dtype), _whole(sizes.width, strip.lanes)
+    strip = Strip.of(target, sizes)
+    scalar, columns = se.value_type(sizes.compute), _whole(sizes.width, strip.lanes)
     scratch = Scratch()
     scratch.add("q", sizes.repeat * columns, scalar)
     scratch.add("scores", sizes.repeat * _whole(sizes.keys, strip.lanes), scalar)
@@ -88,13 +89,13 @@ class _Decode(BlockEmitter):
             with e.loop(b, constant(sizes.repeat), 1) as (r, _):
                 row = b.mul(b.add(head, r), constant(sizes.width))
                 packed = at(b, scratch, "q", b.mul(r, constant(self.columns)))
-                source = self.at(b, self.operand(b, args, 0), row)
+                source = self.element(b, self.operand(b, args, 0), row)
                 self.copy_row(b, source, packed, self.columns, sizes.scale)
             self.zero(b, at(b, scratch, "o"), constant(sizes.repeat * self.columns))
             self.zero(b, at(b, scratch, "total"), constant(sizes.repeat * self.lanes))
             some = b.icmp_signed(">", count, constant(0))
             with b.if_then(some):
-                k, v = (self.at(b, self.operand(b, args, n), place) for n in (1, 2))
+                k, v = (self.element(b, self.operand(b, args, n), place) for n in (1, 2))
                 b.call(self.score(), [k, count, scratch])
                 b.call(self.weigh(), [count, scratch])
                 self.emit_mix(b, v, count, scratch)
@@ -110,8 +111,8 @@ class _Decode(BlockEmitter):
             last = b.sub(count, constant(1))
             with e.loop(b, count, lanes) as (j, _):
                 keys = [
-                    self.at(b, k, b.mul(e.minimum(b, b.add(j, constant(lane)), last),
-                                        constant(self.key_row)))
+                    self.element(b, k, b.mul(e.minimum(b, b.add(j, constant(lane)), last),
+                                             constant(self.key_row)))
                     for lane in range(lanes)
                 ]  # fmt: skip
                 index = b.add(e.splat(b, j, lanes), ir.Constant(numbers, list(range(lanes))))
@@ -137,7 +138,7 @@ class _Decode(BlockEmitter):
         """A vector of each key's numbers, from p on, times the query's."""
         left = e.load(b, self.at(b, q, p), self.vector)
         for lane, key in enumerate(keys):
-            right = e.load_lanes(b, self.at(b, key, p), self.vector, mask)
+            right = self.read(b, self.element(b, key, p), mask)
             sums[lane] = e.fma(b, left, right, sums[lane])
 
     def weigh(self) -> ir.Function:
@@ -172,7 +173,7 @@ class _Decode(BlockEmitter):
                 mix = self.mix(rows, min(step, width - column))
                 weights = at(b, scratch, "scores", first * self.score_row)
                 o = at(b, scratch, "o", first * self.columns + column)
-                b.call(mix, [weights, self.at(b, v, column), count, o])
+                b.call(mix, [weights, self.element(b, v, column), count, o])
 
     def mix(self, rows: int, width: int) -> ir.Function:
         """`void f(weights, v, count, o)`: `width` columns of `rows` heads' weighted sums."""
@@ -183,9 +184,9 @@ class _Decode(BlockEmitter):
         def define(b, weights, v, count, o):
             sums = [self.number(0.0)] * (rows * len(starts))
             with e.loop(b, count, 1, sums) as (j, sums):
-                row = self.at(b, v, b.mul(j, constant(self.key_row)))
+                row = self.element(b, v, b.mul(j, constant(self.key_row)))
                 values = [
-                    e.load_lanes(b, self.at(b, row, start), self.vector, mask)
+                    self.read(b, self.element(b, row, start), mask)
                     for start, mask in zip(starts, masks, strict=True)
                 ]
                 for r in range(rows):

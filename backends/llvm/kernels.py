@@ -2,6 +2,7 @@
 
 from backends.llvm import (
     attention,
+    attention_backward,
     elementwise,
     lookup,
     matmul,
@@ -9,12 +10,9 @@ from backends.llvm import (
     optimizer,
     reduce,
 )
-from backends.llvm.lowering import LOWERINGS, lower_node, lowers, structure
-from euler_ir import ops
+from backends.llvm.lowering import LOWERINGS, lower_node, structure
 
 __all__ = [
-    "LOWERINGS", "elementwise", "lookup", "lower_node", "matmul", "movement", "optimizer",
-    "reduce", "structure",
+    "LOWERINGS", "attention", "attention_backward", "elementwise", "lookup", "lower_node",
+    "matmul", "movement", "optimizer", "reduce", "structure",
 ]  # fmt: skip
-
-lowers(ops.Attention)(attention.attention)
