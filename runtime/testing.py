@@ -43,21 +43,22 @@ Operand = tuple[int, ...] | np.ndarray
 
 
 def check_op(op: Op, *operands: Operand, backends: Sequence[str | Backend] = ("reference", "llvm"),
-             dtype: DType = F32, gradient: bool = True,
+             dtype: DType = F32, gradient: bool = True, wrt: Sequence[int] | None = None,
              results: Sequence[int] | None = None) -> None:
     """Run all checks on `op`. An operand is an array, or a shape that is filled with standard
     normal numbers (the same ones at every call). Float operands are used as `dtype`, and as f64.
 
-    `gradient=False` leaves the backward rule out (for ops that have none); `results` are the
-    results that gradients flow back from, by default all of a float type."""
+    `gradient=False` leaves the backward rule out (for ops that have none). `wrt` are the operands
+    whose gradients are checked and `results` the results that they flow back from, by default all
+    of a float type."""
     arrays = sample(operands)
     for checked in dict.fromkeys((F64, dtype)):
         check_inference(op, arrays, checked)
     check_text(op, arrays, dtype)
     if gradient:
-        check_gradient(op, arrays, results)
+        check_gradient(op, arrays, wrt, results)
     for backend in backends:
-        check_meaning(op, arrays, backend, dtype, gradient, results)
+        check_meaning(op, arrays, backend, dtype, gradient, wrt, results)
 
 
 def sample(operands: Sequence[Operand], seed: int = 0) -> list[np.ndarray]:
@@ -78,17 +79,16 @@ def applied(op: Op, types: Sequence[TensorType]) -> Function:
         return b.function(_outputs(_apply(b, op, types)[1]))
 
 
-def differentiated(op: Op, types: Sequence[TensorType],
+def differentiated(op: Op, types: Sequence[TensorType], wrt: Sequence[int] | None = None,
                    results: Sequence[int] | None = None) -> Function:
-    """As `applied`, with outputs dx0, … for the float operands: the gradients of Σ g_k · y_k over
-    the results k in `results`, where g0, … are further inputs."""
+    """As `applied`, with outputs dx_i for the operands i in `wrt`: the gradients of Σ g_k · y_k
+    over the results k in `results`, where the g_k are further inputs."""
     with Builder(op.name + "_vjp") as b:
         operands, outputs = _apply(b, op, types)
-        if results is None:
-            results = [k for k, y in enumerate(outputs) if y.dtype.is_float]
+        results = _floats(outputs) if results is None else results
         seeds = {outputs[k]: b.input(f"g{k}", outputs[k].dtype, outputs[k].shape)
                  for k in results}
-        wanted = {i: x for i, x in enumerate(operands) if x.dtype.is_float}
+        wanted = {i: operands[i] for i in (_floats(operands) if wrt is None else wrt)}
         gradients = backpropagate(b, seeds, set(wanted.values()))
         named = _outputs(outputs)
         for i, x in wanted.items():
@@ -101,6 +101,10 @@ def _apply(b: Builder, op: Op, types: Sequence[TensorType]) -> tuple[list[Value]
     operands = [b.input(f"x{i}", t.dtype, t.shape) for i, t in enumerate(types)]
     b.apply(op, *operands)
     return operands, list(b.nodes[-1].outputs)
+
+
+def _floats(values: Sequence[Value]) -> list[int]:
+    return [i for i, value in enumerate(values) if value.dtype.is_float]
 
 
 def _outputs(values: Sequence[Value]) -> dict[str, Value]:
@@ -141,10 +145,10 @@ def check_text(op: Op, arrays: Sequence[np.ndarray], dtype: DType) -> None:
     assert parsed == function and print_function(parsed) == text, f"{op}: prints as\n{text}"
 
 
-def check_gradient(op: Op, arrays: Sequence[np.ndarray],
+def check_gradient(op: Op, arrays: Sequence[np.ndarray], wrt: Sequence[int] | None = None,
                    results: Sequence[int] | None = None) -> None:
     """The backward rule against central differences, in f64."""
-    function = verify(differentiated(op, operand_types(arrays, F64), results))
+    function = verify(differentiated(op, operand_types(arrays, F64), wrt, results))
     inputs = _inputs(function, arrays)
     outputs = interpreter.run(function, inputs, precise=True)
     forward = applied(op, operand_types(arrays, F64))
@@ -193,11 +197,11 @@ def _compare_directions(op: Op, gradients: Mapping[str, np.ndarray], slope,
 
 
 def check_meaning(op: Op, arrays: Sequence[np.ndarray], backend: str | Backend,
-                  dtype: DType = F32, gradient: bool = True,
+                  dtype: DType = F32, gradient: bool = True, wrt: Sequence[int] | None = None,
                   results: Sequence[int] | None = None) -> None:
     """The op, and its backward rule where `gradient` says so, on a backend."""
     types = operand_types(arrays, dtype)
-    function = differentiated(op, types, results) if gradient else applied(op, types)
+    function = differentiated(op, types, wrt, results) if gradient else applied(op, types)
     check_function(function, _inputs(function, arrays), backend)
 
 
