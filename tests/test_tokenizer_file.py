@@ -215,12 +215,8 @@ def test_outside_reader_gives_the_same_special_ids(tokenizer):
 
 
 @pytest.mark.oracle
-@pytest.mark.shared
 def test_outside_reader_gives_the_same_ids_on_shakespeare():
-    path = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
-    if not path.exists():
-        pytest.skip("needs ../shared")
-    text = path.read_text(encoding="utf-8")
+    text = (ROOT / "runtime" / "assets" / "tinyshakespeare.txt").read_text(encoding="utf-8")
     tokenizer = train_tokenizer([text], 512)
     assert outside_reader(tokenizer).encode(text).ids == tokenizer.encode(text)
 
