@@ -20,6 +20,8 @@ from euler_ir.op import Pointwise, Row
 from euler_ir.passes.extract import fused_node
 
 _COPIED = (ops.Broadcast, ops.Full)
+#: Elements that an operand must have for two kernels to be merged because both read it.
+_SIBLING_SIZE = 2048
 
 
 class _Group:
@@ -69,7 +71,8 @@ class _Fusion:
         """Fusable producers of the node's operands, then earlier siblings that share one as large
         as the row space (smaller ones cost little to read twice)."""
         producers, siblings = [], []
-        size = math.prod(self._group(node).space)
+        # Small siblings gain nothing and may tie together what a larger fusion needs apart.
+        size = max(math.prod(self._group(node).space), _SIBLING_SIZE)
         for value in self._read_through(node):
             producer = self.producers.get(value)
             if producer is not None and self._group(producer).space is not None:
