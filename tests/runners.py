@@ -11,7 +11,7 @@ from euler_ir import interpreter
 from runtime.execute import run_function
 
 #: Backends held against the interpreter.
-BACKENDS = ["reference"]
+BACKENDS = ["reference", "llvm"]
 
 
 @cache
