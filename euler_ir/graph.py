@@ -13,7 +13,7 @@ are equal when their texts are, source notes aside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -131,13 +131,13 @@ class Function:
             if value.name == name:
                 return value
         raise EulerError(f"@{self.name} has no input %{name}; its inputs are "
-                         + (", ".join(value.name for value in self.inputs) or "none"))
+                         + _some([value.name for value in self.inputs]))
 
     def output(self, name: str) -> Value:
         """The output of this name; raises EulerError if there is none."""
         if name not in self.output_names:
             raise EulerError(f"@{self.name} has no output {name}; its outputs are "
-                             + (", ".join(self.output_names) or "none"))
+                             + _some(self.output_names))
         return self.outputs[self.output_names.index(name)]
 
     def values(self) -> Iterator[Value]:
@@ -198,6 +198,11 @@ class Function:
     def __str__(self) -> str:
         from euler_ir.text import print_function
         return print_function(self)
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message of one line."""
+    return ", ".join([*names[:most], "…"] if len(names) > most else names) or "none"
 
 
 @dataclass(frozen=True)
