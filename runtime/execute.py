@@ -10,6 +10,7 @@ import numpy as np
 from backends.backend import Backend, Program
 from euler_ir.graph import Function
 from euler_ir.passes.pipeline import optimize
+from euler_ir.plan import Plan
 from runtime.check_plan import check_plan
 from runtime.dump import Dump
 from runtime.schedule import schedule
@@ -30,13 +31,19 @@ def link_function(function: Function, backend: Backend,
                   dump: Dump | None = None) -> Program:
     """As `compile_function` without the passes: the nodes run as they stand, so the backend must
     have kernels for all of them. `reuse=False` keeps every value in memory of its own."""
+    return backend.link(plan_function(function, backend, reuse, dump), bound)
+
+
+def plan_function(function: Function, backend: Backend, reuse: bool = True,
+                  dump: Dump | None = None) -> Plan:
+    """The kernels of a function and where its values will lie; takes no memory yet."""
     kernels = backend.lower(function)
     plan = schedule(function, kernels, reuse)
     check_plan(plan)
     if dump:
         dump.schedule(plan)
         dump.kernels(function, kernels, backend)
-    return backend.link(plan, bound)
+    return plan
 
 
 def run_function(function: Function, inputs: Mapping[str, np.ndarray],

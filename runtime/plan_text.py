@@ -15,10 +15,10 @@ def describe(plan: Plan) -> str:
     inputs = sum(value.type.bytes for value in function.inputs)
     lines = [
         f"@{function.name}: {len(plan.steps)} steps, {len(plan.places)} values",
-        f"arena {_size(plan.arena_bytes)}, lower bound {_size(plan.lower_bound)} "
-        f"(ratio {ratio:.3f}); inputs {_size(inputs)} in buffers of their own",
+        f"arena {size_text(plan.arena_bytes)}, lower bound {size_text(plan.lower_bound)} "
+        f"(ratio {ratio:.3f}); inputs {size_text(inputs)} in buffers of their own",
         *_donations(plan),
-        *(f"copy {_place(copy.source)} → {_place(copy.target)}, {_size(copy.size)}"
+        *(f"copy {_place(copy.source)} → {_place(copy.target)}, {size_text(copy.size)}"
           for copy in plan.copies),
     ]
     blocks = sorted((block for block in plan.blocks if block.size),
@@ -76,8 +76,8 @@ def _picture(plan: Plan, blocks: list[Block], letters: dict[int, str]) -> list[s
         for row in range(_ROWS):
             if used[row] < height / 2:
                 shown[row][column] = "."
-    margin = len(_size(plan.arena_bytes)) + 1
-    lines = [f"{_size(round(row * height)):>{margin}} |{''.join(shown[row])}|"
+    margin = len(size_text(plan.arena_bytes)) + 1
+    lines = [f"{size_text(round(row * height)):>{margin}} |{''.join(shown[row])}|"
              for row in reversed(range(_ROWS))]
     first, last = "step 0", str(steps - 1)
     return [*lines, f"{'':{margin}}  {first}{last:>{max(columns - len(first), len(last) + 1)}}"]
@@ -87,8 +87,8 @@ def _place(place: Place) -> str:
     return f"{'arena' if place.base is None else '%' + place.base}+{place.offset}"
 
 
-def _size(count: int) -> str:
-    """Bytes in the unit that suits."""
+def size_text(count: int) -> str:
+    """A number of bytes in the unit that suits."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"
