@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backends.llvm.access import RowProgram
 from backends.llvm.kernel import KernelSource
 from backends.llvm.lowering import lowers
@@ -35,5 +37,4 @@ def node_kernel(node: Node, program: RowProgram, target: Target) -> KernelSource
     # An operand given twice is traced as one of its places: all of them may be overwritten.
     same = [(o, j) for o, i in pairs for j, value in enumerate(node.inputs)
             if value is node.inputs[i]]
-    return KernelSource(source.key, source.phases, source.emit, source.workspace_bytes,
-                        source.scratch_bytes, tuple(dict.fromkeys(same)))
+    return replace(source, inplace=tuple(dict.fromkeys(same)))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
 from backends.llvm.access import Access, RowProgram
+from backends.llvm.chain import Part, Temporary, aligned, chain
 from backends.llvm.emit import constant
 from backends.llvm.gemm import Epilogue, EpilogueContext, gemm
 from backends.llvm.kernel import KernelSource
 from backends.llvm.lowering import lowers
+from backends.llvm.row import row_kernel
 from backends.llvm.row_plan import merge_axes, program_text
 from backends.llvm.row_trace import trace_function
 from backends.llvm.target import Target
 from euler_ir import ops
 from euler_ir.errors import EulerError
 from euler_ir.graph import Node
-from euler_ir.types import F32, F64
+from euler_ir.scalar import Expr
+from euler_ir.types import F32, DType, TensorType
 
 __all__ = ["fused_matmul", "matmul"]
 
@@ -28,7 +32,7 @@ __all__ = ["fused_matmul", "matmul"]
 @lowers(ops.Matmul)
 def matmul(node: Node, target: Target) -> KernelSource:
     """The kernel of a Matmul node."""
-    return _gemm(node, target, None)
+    return _kernel(node, target, None, [0, 1, 2])
 
 
 def fused_matmul(node: Node, target: Target) -> KernelSource:
@@ -37,28 +41,63 @@ def fused_matmul(node: Node, target: Target) -> KernelSource:
     product, *rest = body.nodes
     if not isinstance(product.op, ops.Matmul) or len(body.outputs) != 1:
         raise ValueError(f"{node!r}: the body is no matmul followed by pointwise ops")
-    result = body.outputs[0]
-    if result.type != product.output.type:
+    if body.outputs[0].type != product.output.type:
         raise ValueError(f"{node!r}: the epilogue's result is not of the matmul's type")
     program = trace_function((*body.inputs, product.output), rest, body.outputs)
     epilogue = _Epilogue(program, product_argument=len(body.inputs))
-    source = _gemm(product, target, Epilogue(
-        epilogue.key, len(epilogue.operands), epilogue.emit, epilogue.elementwise))
-    order = [body.inputs.index(value) for value in product.inputs] + epilogue.operands
+    # An operand may serve twice, as in x·x or x·w + x, so gemm's args are chosen from the node's.
+    order = [body.inputs.index(value) for value in product.inputs]
+    order += [*epilogue.operands, len(body.inputs)]
+    return _kernel(product, target, epilogue.for_gemm(), order)
+
+
+def _kernel(product: Node, target: Target, epilogue: Epilogue | None,
+            order: list[int]) -> KernelSource:
+    """gemm on the args in this order: A, B, the epilogue's operands, C."""
+    a, b, result = (value.type for value in (*product.inputs, product.output))
+    source = _gemm(product, target, epilogue)
+    if a.dtype.compute is not a.dtype:
+        return _widened(product, source, target, order)
     inplace = tuple((o, order[i]) for o, i in source.inplace if order.count(order[i]) == 1)
-    return _with_arguments(source, [*order, len(body.inputs)], inplace)
+    if order == list(range(len(order))):
+        return replace(source, inplace=inplace)
+    return chain("matmul", [Part(source, tuple(order))], inplace=inplace)
 
 
 def _gemm(product: Node, target: Target, epilogue: Epilogue | None) -> KernelSource:
     a, b = (value.type for value in product.inputs)
-    if a.dtype not in (F32, F64):
-        raise EulerError(f"the llvm backend multiplies f32 and f64 matrices, not {a.dtype} "
+    if not a.dtype.is_float:
+        raise EulerError(f"the llvm backend multiplies matrices of floats, not {a.dtype} "
                          f"({product!r})")
     m, n = product.output.shape[-2:]
     k = a.shape[-2] if product.op.transpose_a else a.shape[-1]
-    return gemm(target, str(a.dtype), math.prod(a.shape[:-2]), m, n, k,
+    return gemm(target, str(a.dtype.compute), math.prod(a.shape[:-2]), m, n, k,
                 product.op.transpose_a, product.op.transpose_b,
                 shared_b=len(b.shape) == 2 and len(a.shape) > 2, epilogue=epilogue)
+
+
+def _widened(product: Node, source: KernelSource, target: Target,
+             order: list[int]) -> KernelSource:
+    """A product of 16-bit matrices: both brought to f32 in the workspace, the result back."""
+    types = [value.type for value in (*product.inputs, product.output)]
+    places, end = [], 0
+    for kind in types:
+        places.append(Temporary(end))
+        end += aligned(4 * kind.size)
+    a, b, c = places
+    parts = [Part(_conversion(kind, F32, target), (order[i], places[i]))
+             if i < 2 else Part(_conversion(kind.with_dtype(F32), kind.dtype, target),
+                                (c, order[-1])) for i, kind in enumerate(types)]
+    middle = Part(source, (a, b, *order[2:-1], c))
+    return chain("matmul", [*parts[:2], middle, parts[2]], order[-1] + 1, end)
+
+
+def _conversion(source: TensorType, dtype: DType, target: Target) -> KernelSource:
+    """A tensor in another float type."""
+    read = Access(0, source.dtype, (1,))
+    element = Expr("input", (), source.dtype.compute, 0)
+    return row_kernel(RowProgram((source.size,), (read,), ((element, Access(1, dtype, (1,))),)),
+                      target)
 
 
 class _Epilogue:
@@ -78,6 +117,9 @@ class _Epilogue:
             if all((a.strides, a.offset, a.dtype.itemsize) == (own.strides, 0, self.width)
                    for a in accesses if a.argument == argument))
         self.key = program_text(self.program)
+
+    def for_gemm(self) -> Epilogue:
+        return Epilogue(self.key, len(self.operands), self.emit, self.elementwise)
 
     @property
     def width(self) -> int:
@@ -119,27 +161,3 @@ class _Epilogue:
         if stride == 0:
             return e.splat(b, se.load(b, pointer, access.dtype), lanes)
         raise ValueError(f"an epilogue's operand with a stride of {stride} along the columns")
-
-
-def _with_arguments(source: KernelSource, order: Sequence[int],
-                    inplace: tuple[tuple[int, int], ...]) -> KernelSource:
-    """The kernel with its args taken from `order` of the node's: an operand may serve twice."""
-    if list(order) == list(range(len(order))):
-        return KernelSource(source.key, source.phases, source.emit, source.workspace_bytes,
-                            source.scratch_bytes, inplace)
-
-    def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
-        inner = tuple(f"{symbol}_ordered" for symbol in symbols)
-        source.emit(module, inner)
-        for name, symbol in zip(inner, symbols, strict=True):
-            module.globals[name].linkage = "internal"
-            b, args, tile, scratch = e.kernel(module, symbol)
-            own = b.alloca(e.POINTER, size=len(order))
-            for i, place in enumerate(order):
-                slot = b.gep(own, [constant(i)], source_etype=e.POINTER)
-                b.store(e.operand(b, args, place), slot)
-            b.call(module.globals[name], [own, tile, scratch])
-            b.ret_void()
-
-    return KernelSource(f"{source.key} args {list(order)}", source.phases, emit,
-                        source.workspace_bytes, source.scratch_bytes, inplace)

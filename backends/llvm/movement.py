@@ -7,12 +7,12 @@ operand with other strides and computes nothing. The rest are copies of stretche
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm.access import Access, RowProgram, row_major
+from backends.llvm.chain import Part, chain
 from backends.llvm.elementwise import node_kernel
 from backends.llvm.emit import I32, I64, constant
 from backends.llvm.kernel import KernelSource, Phase
@@ -86,9 +86,10 @@ def concat(node: Node, target: Target) -> KernelSource:
     for i, value in enumerate(node.inputs):
         read = Access(i, result.dtype, row_major(value.shape))
         write = Access(len(node.inputs), result.dtype, strides, place * strides[node.op.axis])
-        parts.append(row_kernel(_copy_program(value.shape, read, write), target))
+        source = row_kernel(_copy_program(value.shape, read, write), target)
+        parts.append(Part(source, tuple(range(len(node.inputs) + 1))))
         place += value.shape[node.op.axis]
-    return _in_turn("concat", parts)
+    return chain("concat", parts)
 
 
 @lowers(ops.Pad)
@@ -103,21 +104,7 @@ def pad(node: Node, target: Target) -> KernelSource:
     write = Access(1, result.dtype, strides, offset)
     read = Access(0, result.dtype, row_major(operand.shape))
     copy = _copy_program(operand.shape, read, write)
-    return _in_turn("pad", [row_kernel(fill, target), row_kernel(copy, target)])
-
-
-def _in_turn(name: str, sources: Sequence[KernelSource]) -> KernelSource:
-    """One kernel that does what several without workspace or scratch do, in order."""
-    phases = tuple(Phase(f"{phase.name}{i}", phase.tiles)
-                   for i, source in enumerate(sources) for phase in source.phases)
-
-    def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
-        place = 0
-        for source in sources:
-            source.emit(module, symbols[place:place + len(source.phases)])
-            place += len(source.phases)
-
-    return KernelSource(f"{name}: " + "; ".join(source.key for source in sources), phases, emit)
+    return chain("pad", [Part(row_kernel(program, target), (0, 1)) for program in (fill, copy)])
 
 
 @lowers(ops.UpdateSlice)

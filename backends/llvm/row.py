@@ -349,21 +349,32 @@ class _Chunk:
             return se.load(b, pointer, access.dtype, lanes, self.mask)
         return self.gather(pointer, access)
 
+    @property
+    def used(self) -> int:
+        """How many lanes stand for columns."""
+        return self.rows.lanes if self.mask is None else sum(
+            lane.constant for lane in self.mask.constant)
+
     def gather(self, pointer: ir.Value, access: Access) -> ir.Value:
         """Elements that lie apart, one by one."""
-        b, lanes, item = self.b, self.rows.lanes, se.storage_type(access.dtype)
-        result = ir.Constant(se.value_type(access.dtype, lanes), None)
-        for lane in range(lanes if self.mask is None else sum(c.constant for c in
-                                                              self.mask.constant)):
+        b, item = self.b, se.storage_type(access.dtype)
+        result = ir.Constant(se.value_type(access.dtype, self.rows.lanes), None)
+        for lane in range(self.used):
             source = e.address(b, pointer, constant(lane * access.strides[-1]), item)
             result = b.insert_element(result, se.load(b, source, access.dtype),
                                       ir.Constant(e.I32, lane))
         return result
 
     def store(self, value: ir.Value, access: Access) -> None:
-        pointer = e.address(self.b, self.rows.pointer(access), self.place(0),
-                            se.storage_type(access.dtype))
-        se.store(self.b, value, pointer, access.dtype, self.mask)
+        b, stride, item = self.b, access.strides[-1], se.storage_type(access.dtype)
+        pointer = e.address(b, self.rows.pointer(access), self.place(0, stride), item)
+        if stride == 1 or self.rows.lanes == 1:
+            se.store(b, value, pointer, access.dtype, self.mask)
+            return
+        for lane in range(self.used):
+            single = b.extract_element(value, ir.Constant(e.I32, lane))
+            place = e.address(b, pointer, constant(lane * stride), item)
+            se.store(b, single, place, access.dtype)
 
     def accumulate(self, r: Expr, so_far: ir.Value) -> ir.Value:
         """The accumulator with this vector taken in, in the lanes that exist."""
