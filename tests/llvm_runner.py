@@ -40,19 +40,30 @@ def generator(target: Target) -> CodeGenerator:
     return CodeGenerator(target.triple, target.cpu, target.features)
 
 
+_loaded: dict[tuple[Target, str], tuple] = {}
+
+
+def load(source: KernelSource, target: Target) -> list:
+    """The kernel's native functions; kernels of equal key are compiled once."""
+    if (target, source.key) not in _loaded:
+        module = ir.Module(name="kernel")
+        symbols = tuple(f"f{i}" for i in range(len(source.phases)))
+        source.emit(module, symbols)
+        code = generator(target).compile(str(module))
+        machine = CodeGenerator(target.triple, target.cpu, target.features).target_machine
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        functions = [_KERNEL(engine.get_function_address(symbol)) for symbol in symbols]
+        _loaded[target, source.key] = (functions, engine)
+    return _loaded[target, source.key][0]
+
+
 def run(source: KernelSource, arrays, target: Target = HOST, threads: int = 1) -> None:
     """Compile a kernel and run its phases: thread i takes tiles i, i + threads, …"""
-    module = ir.Module(name="kernel")
-    symbols = tuple(f"f{i}" for i in range(len(source.phases)))
-    source.emit(module, symbols)
-    code = generator(target).compile(str(module))
-    machine = CodeGenerator(target.triple, target.cpu, target.features).target_machine
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
+    functions = load(source, target)
     args = (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
-    for phase, symbol in zip(source.phases, symbols, strict=True):
-        function = _KERNEL(engine.get_function_address(symbol))
+    for phase, function in zip(source.phases, functions, strict=True):
 
         def work(first, function=function, tiles=phase.tiles):
             # Scratch is garbage on entry: what is read before it is written shows as NaN.
