@@ -68,7 +68,7 @@ def test_odd_shapes(shape, trans):
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
 def test_other_vector_widths(name, trans):
     flags = trans[0] == "T", trans[1] == "T"
-    for dtype, shape in itertools.product(DTYPES, [(3, 70, 19), (33, 67, 300)]):
+    for dtype, shape in itertools.product(DTYPES, [(3, 70, 19), (33, 67, 300), (19, 40, 512)]):
         check(TARGETS[name], dtype, 1, *shape, *flags)
 
 

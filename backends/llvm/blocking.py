@@ -3,6 +3,7 @@
 DRAFT
 """
 
+import math
 from dataclasses import dataclass
 
 from backends.llvm.microkernel import Tile, dot_rows, outer_tile
@@ -12,13 +13,14 @@ __all__ = ["Plan", "plan_gemm"]
 
 ITEM_BYTES = {"f32": 4, "f64": 8}
 
-# The depth of a block of k at most: a panel of A (6 KiB) and one of B (16 KiB) meet in a 32 KiB L1.
+# The depth of a block of k, as near as equal blocks come: a panel of A (6 KiB) and one of B
+# (16 KiB) meet in a 32 KiB L1, and L2 holds a block of each.
 _DEPTH = 256
 # What packed blocks may take of L2, which is 512 KiB on the smallest server cores of today.
 _A_BLOCK_BYTES = 256 * 1024
 _B_BLOCK_BYTES = 256 * 1024
 # Up to so many rows, B [n, k] is multiplied as it lies (dot products) rather than transposed.
-_DOT_MAX_ROWS = 8
+_DOT_MAX_ROWS = 16
 # What it costs to fetch a number into a tile, in multiply-adds: A read as it lies, A packed, B
 # packed, B transposed. Most of it is waiting for L3.
 _READ_A, _PACK_A, _PACK_B, _TRANSPOSE_B = 3, 8, 6, 8
@@ -88,8 +90,9 @@ class Plan:
         b_panels = _ceil(self.block_columns, self.tile.width) if self.pack_b else 0
         if self.form == "outer" and not self.pack_b and self.n % self.tile.width:
             b_panels = 1  # only C's right edge
-        b_start = sums + _round_up(a_panels * self.a_panel_items, 16)
-        return sums, b_start, b_start + b_panels * self.b_panel_items
+        # A transposed panel may be written up to a vector past its end.
+        b_start = sums + _round_up(a_panels * self.a_panel_items + self.tile.lanes, 16)
+        return sums, b_start, b_start + b_panels * self.b_panel_items + self.tile.lanes
 
     @property
     def scratch_bytes(self) -> int:
@@ -111,18 +114,20 @@ def plan_gemm(
     """The plan for sizes of at least 1 (k may be 0)."""
     lanes = target.lanes(ITEM_BYTES[dtype])
     tile = outer_tile(target, ITEM_BYTES[dtype], m, n)
-    form, pack_a, pack_b = "outer", trans_a and m > 1, True
+    pack_a = m > 1 and (trans_a or _rows_collide(tile.rows, k * ITEM_BYTES[dtype]))
+    form, pack_b = "outer", True
     if k == 0:
         form, pack_a, pack_b = "zero", False, False
-    elif trans_b and m <= _DOT_MAX_ROWS and not pack_a:
+    elif trans_b and m <= _DOT_MAX_ROWS and not (trans_a and m > 1):
         rows = _ceil(m, _ceil(m, dot_rows(target)))
-        form, pack_b, tile = "dot", False, Tile(rows, 16 // lanes, lanes)
+        form, pack_a, pack_b, tile = "dot", False, False, Tile(rows, 16 // lanes, lanes)
     elif not trans_b and m <= tile.rows:
         pack_b = False
     # Blocks of equal depth, so that the last is no sliver (and no shorter than a vector).
     depth = max(1, k)
     if pack_b:
-        depth = min(_round_up(_ceil(k, _ceil(k, _DEPTH)), 4), k)
+        blocks = max(1, (k + _DEPTH // 2) // _DEPTH)
+        depth = min(_round_up(_ceil(k, blocks), 4), k)
     block_rows, block_columns = _cut(
         (batch, m, n, k),
         tile,
@@ -135,6 +140,12 @@ def plan_gemm(
         dtype, batch, m, n, k, trans_a, trans_b, shared_a, shared_b, form, tile,
         pack_a, pack_b, depth, block_rows, block_columns,
     )  # fmt: skip
+
+
+def _rows_collide(rows: int, stride_bytes: int) -> bool:
+    """Whether `rows` numbers a stride apart fall into too few of L1's 64 sets of 8 lines."""
+    sets = 64 // math.gcd(64, _ceil(stride_bytes, 64)) if stride_bytes % 64 == 0 else 64
+    return rows > 6 * sets
 
 
 def _cut(

@@ -183,26 +183,42 @@ class _Emitter:
         b.ret_void()
 
     def emit_pack_a(self, b: ir.IRBuilder, place: _Place) -> None:
-        """Pack the block's panels of A, which is [k, m] where this is asked for."""
+        """Pack the block's panels of A."""
         plan = self.plan
+        width = plan.tile.rows
+        if not plan.trans_a:
+            self.emit_transposed(
+                b, width, plan.a_panel_items, place.rows, place.depth, place.a_packed,
+                lambda r: self.at(b, place.a, self.a_index(b, b.add(place.row0, r), place.k0)),
+            )  # fmt: skip
+            return
         source = self.at(b, place.a, self.a_index(b, place.row0, place.k0))
         arguments = [source, place.depth, place.rows, place.a_packed]
-        b.call(self.copy_panels("a", plan.m, plan.tile.rows, plan.a_panel_items), arguments)
+        b.call(self.copy_panels("a", plan.m, width, plan.a_panel_items), arguments)
 
     def emit_pack_b(self, b: ir.IRBuilder, place: _Place) -> None:
-        """Pack the block's panels of B: by rows or, where B is [n, k], by transposing."""
+        """Pack the block's panels of B."""
         plan = self.plan
         width = plan.tile.width
-        source = self.at(b, place.b, self.b_index(b, place.col0, place.k0))
-        if not plan.trans_b:
-            arguments = [source, place.depth, place.columns, place.b_packed]
-            b.call(self.copy_panels("b", plan.n, width, plan.b_panel_items), arguments)
+        if plan.trans_b:
+            self.emit_transposed(
+                b, width, plan.b_panel_items, place.columns, place.depth, place.b_packed,
+                lambda c: self.at(b, place.b, self.b_index(b, b.add(place.col0, c), place.k0)),
+            )  # fmt: skip
             return
-        with e.loop(b, place.columns, width) as (c, _):
-            columns = e.minimum(b, b.sub(place.columns, c), constant(width))
-            source = self.at(b, place.b, self.b_index(b, b.add(place.col0, c), place.k0))
-            panel = self.b_panel(b, place, c)
-            b.call(self.transpose_panel(), [source, place.depth, columns, panel])
+        source = self.at(b, place.b, self.b_index(b, place.col0, place.k0))
+        arguments = [source, place.depth, place.columns, place.b_packed]
+        b.call(self.copy_panels("b", plan.n, width, plan.b_panel_items), arguments)
+
+    def emit_transposed(
+        self, b, width: int, panel_items: int, count, depth, target, source: Callable
+    ) -> None:
+        """Pack `count` rows of a matrix as panels of `width` columns; `source(r)` is row r."""
+        with e.loop(b, count, width) as (r, _):
+            columns = e.minimum(b, b.sub(count, r), constant(width))
+            index = b.udiv(r, constant(width))
+            panel = self.at(b, target, b.mul(index, constant(panel_items)))
+            b.call(self.transpose_panel(width), [source(r), depth, columns, panel])
 
     def emit_rows(self, b: ir.IRBuilder, place: _Place) -> None:
         """Run down the block's rows, a register tile's at a time; C's last may be fewer."""
@@ -341,7 +357,7 @@ class _Emitter:
     def outer_kernel(self, tile: Tile, b_stride: int) -> ir.Function:
         plan = self.plan
         if plan.pack_a:
-            a_strides = (1, tile.rows)
+            a_strides = (1, plan.tile.rows)
         else:
             a_strides = (1, plan.m) if plan.trans_a else (plan.k, 1)
 
@@ -364,11 +380,11 @@ class _Emitter:
 
         return self.function(f"zero_{tile.rows}", [POINTER], define)
 
-    def transpose_panel(self) -> ir.Function:
+    def transpose_panel(self, width: int) -> ir.Function:
         def define(function: ir.Function, b: ir.IRBuilder) -> None:
-            emit_transpose_panel(function, b, self.vector, self.plan.tile.width, self.plan.k)
+            emit_transpose_panel(function, b, self.vector, width, self.plan.k)
 
-        return self.function("transpose_b", [POINTER, I64, I64, POINTER], define)
+        return self.function(f"transpose_{width}", [POINTER, I64, I64, POINTER], define)
 
     def copy_panels(self, name: str, size: int, width: int, panel_items: int) -> ir.Function:
         """`void f(source, depth, columns, target)`: pack columns of a matrix [k, size].
@@ -391,9 +407,8 @@ class _Emitter:
             if size % width:
 
                 def define_edge(edge: ir.Function, inner: ir.IRBuilder) -> None:
-                    step = size % width if name == "a" else width
                     emit_copy_panels(
-                        edge, inner, self.vector, size % width, step, size, panel_items
+                        edge, inner, self.vector, size % width, width, size, panel_items
                     )
 
                 edge = self.function(f"copy_{name}_edge", kinds, define_edge)

@@ -84,18 +84,22 @@ def emit_copy_panels(
 def emit_transpose_panel(
     function: ir.Function, b: ir.IRBuilder, vector: ir.VectorType, width: int, k: int
 ) -> None:
-    """`void f(source, depth, columns, target)`: pack a panel of a [n, k] matrix.
+    """`void f(source, depth, columns, target)`: pack a panel of a matrix with k along its rows.
 
-    `columns` >= 1 of the panel's columns exist; the last is repeated for those that do not. A depth
-    that is no multiple of the lanes ends with a block that overlaps the one before; where all of k
-    is shorter than a vector the loads are masked.
+    Panel column j is row j of the matrix; `columns` >= 1 of them exist, and the last is repeated
+    for those that do not. A depth that is no multiple of the lanes ends with a block that overlaps
+    the one before; where all of k is shorter than a vector the loads are masked. A width that is
+    no multiple of the lanes writes up to lanes - 1 numbers past the panel.
     """
     source, depth, columns, target = function.args
     scalar, lanes = vector.element, vector.count
     last_column = b.sub(columns, constant(1))
     short = k < lanes
     mask = prefix_mask(lanes, k) if short else None
-    with loop(b, constant(width), lanes) as (first, _):
+    last_group = constant((width - 1) // lanes * lanes)
+    with loop(b, constant(width), lanes) as (group, _):
+        # From right to left: what a group writes past the width is the start of the next p.
+        first = b.sub(last_group, group)
         rows = []
         for j in range(lanes):
             column = minimum(b, b.add(first, constant(j)), last_column)
