@@ -6,10 +6,14 @@ cost the same for one value and for sixteen, and mean the same wherever the scal
 least squares in f64, for the error relative to the function.
 
 NaN gives NaN, infinities give the limits. Subnormal arguments and results are exact to their own
-spacing; nothing is flushed to zero. Errors are in units in the last place of the exact result, over
-every `MEASURED_STRIDE`-th f32 of the whole range.
+spacing; nothing is flushed to zero. The largest error found, in units in the last place of the
+exact result, over every 1009th f32 there is and two million in the range where the function is not
+flat, on targets with and without fused multiply-add:
 
-    function   largest error, ulp
+    exp 1.01   log 0.86   tanh 1.31   erf 1.40   sin, cos 1.95 (|x| ≤ 10⁶)
+
+Past 10⁶ sin and cos lose accuracy with the spacing of x, and past 10¹⁵ their results are
+meaningless.
 """
 
 from __future__ import annotations
@@ -39,8 +43,9 @@ _LOG = (0.3333333134651184, -0.25000837445259094, 0.2000129222869873, -0.1662276
         0.14199699461460114, -0.13164198398590088, 0.1277908831834793, -0.07646037638187408)
 _TANH = (-0.333333283662796, 0.1333315223455429, -0.05393994227051735, 0.021663401275873184,
          -0.008085622452199459, 0.0020595774984985590)
-_ERF = (-0.3761262893676758, 0.11283617466688156, -0.02685491554439068, 0.0051901619881391525,
-        -0.0008024816052056849, 7.898686453700066e-05)
+_ERF = (2.0 / math.sqrt(math.pi) - 1.0, -0.3761262893676758, 0.11283617466688156,
+        -0.02685491554439068, 0.0051901619881391525, -0.0008024816052056849,
+        7.898686453700066e-05)
 _LOG_ERFC = (-1.1286942958831787, -0.6349695324897766, -0.10653086751699448, 0.024010069668293,
              -0.003757476806640625, 0.00035059204674325883, -1.3962444427306764e-05)
 _SIN = (-0.1666666716337204, 0.008333329111337662, -0.00019839256128761917,
@@ -84,19 +89,19 @@ def tanh(x: Expr) -> Expr:
     """tanh x = x + x³ P(x²) for small x, else 1 - 2/(e²ˣ + 1)."""
     magnitude = s.absolute(x)
     square = x * x
-    near = x + x * square * _horner(square, _TANH)
+    near = magnitude + magnitude * square * _horner(square, _TANH)
     far = 1.0 - 2.0 / (exp(magnitude + magnitude) + 1.0)
-    return s.where(magnitude < 0.625, near, _with_sign_of(far, x))
+    return _with_sign_of(s.where(magnitude < 0.625, near, far), x)
 
 
 def erf(x: Expr) -> Expr:
-    """erf x = x P(x²) for |x| ≤ 1, else 1 - e^{x Q(x)}, which is 1 in f32 from 4 on."""
+    """erf x = x + x P(x²) for |x| ≤ 1, else 1 - e^{x Q(x)}, which is 1 in f32 from 4 on."""
     magnitude = s.absolute(x)
     square = x * x
-    near = x * (2.0 / math.sqrt(math.pi)) + x * square * _horner(square, _ERF)
+    near = magnitude + magnitude * _horner(square, _ERF)
     bounded = s.where(magnitude > 4.0, 4.0, magnitude)
     far = 1.0 - exp(bounded * _horner(bounded, _LOG_ERFC))
-    return s.where(magnitude <= 1.0, near, _with_sign_of(far, x))
+    return _with_sign_of(s.where(magnitude <= 1.0, near, far), x)
 
 
 def sin(x: Expr) -> Expr:
