@@ -191,15 +191,18 @@ class _Forward(BlockEmitter):
     def attend_block(self) -> ir.Function:
         """`void f(key0, count, queries, scratch)`: every strip attends to a block of keys."""
         strip, plan, at = self.strip, self.plan, self.scratch.at
-        score = self.product("score", Product(
-            a_row=plan.columns, a_depth=1, b_panel=self.sizes.width * strip.panel,
-            b_depth=strip.panel, c_row=plan.block_keys, then="store",
-        ))  # fmt: skip
+        score, score_edge = (
+            self.product(name, Product(
+                a_row=plan.columns, a_depth=1, b_panel=self.sizes.width * strip.panel,
+                b_depth=strip.panel, c_row=plan.block_keys, then=then,
+            ))
+            for name, then in (("score", "store"), ("score_edge", "mask"))
+        )  # fmt: skip
         mix = self.product("mix", Product(
             a_row=plan.block_keys, a_depth=1, b_panel=strip.panel, b_depth=plan.columns,
             c_row=plan.columns, then="scale",
         ))  # fmt: skip
-        mask, weigh = self.mask("mask", plan.block_keys, float("-inf")), self.weigh()
+        weigh = self.weigh()
 
         def define(b, key0, count, queries, scratch):
             panels = b.udiv(self.round_up(b, count), constant(strip.panel))
@@ -207,24 +210,26 @@ class _Forward(BlockEmitter):
                 row = b.mul(s, constant(strip.rows))
                 bounds = at(b, scratch, "bounds", b.mul(s, constant(4)))
                 seen = self.visible_panels(b, bounds, key0, panels)
-                with b.if_then(b.icmp_signed("<", seen.first, seen.stop)):
-                    used = b.sub(seen.stop, seen.first)
-                    column = b.mul(seen.first, constant(strip.panel))
-                    numbers = b.mul(used, constant(strip.panel))
-                    scores = at(b, scratch, "scores", column)
-                    q = at(b, scratch, "q", b.mul(row, constant(plan.columns)))
+                q = at(b, scratch, "q", b.mul(row, constant(plan.columns)))
+                los, his = (at(b, scratch, name, row) for name in ("row_lo", "row_hi"))
+                for first, used, masked in seen.runs(b):
+                    column = b.mul(first, constant(strip.panel))
                     keys = at(b, scratch, "keys", b.mul(column, constant(self.sizes.width)))
-                    b.call(score, [q, keys, used, constant(self.sizes.width), scores])
-                    b.call(mask, [
-                        at(b, scratch, "scores"), at(b, scratch, "row_lo", row),
-                        at(b, scratch, "row_hi", row), key0, *seen.panels,
-                    ])  # fmt: skip
-                    b.call(weigh, [scores, numbers, row, scratch])
+                    scores = at(b, scratch, "scores", column)
+                    arguments = [q, keys, used, constant(self.sizes.width), scores]
+                    if masked:
+                        b.call(score_edge, [*arguments, los, his, b.add(key0, column)])
+                    else:
+                        b.call(score, arguments)
+                with b.if_then(b.icmp_signed("<", seen.first, seen.stop)):
+                    column = b.mul(seen.first, constant(strip.panel))
+                    count = b.mul(b.sub(seen.stop, seen.first), constant(strip.panel))
+                    scores = at(b, scratch, "scores", column)
+                    b.call(weigh, [scores, count, row, scratch])
                     o = at(b, scratch, "o", b.mul(row, constant(plan.columns)))
                     values = at(b, scratch, "values", b.mul(column, constant(plan.columns)))
                     across = constant(plan.columns // strip.panel)
-                    shrink = at(b, scratch, "shrink")
-                    b.call(mix, [scores, values, across, numbers, o, shrink])
+                    b.call(mix, [scores, values, across, count, o, at(b, scratch, "shrink")])
 
         return self.function("attend_block", [I64, I64, I64, POINTER], define)
 

@@ -32,6 +32,7 @@ from backends.llvm.attention_blocks import (
     Scratch,
     Sizes,
     Strip,
+    Visible,
     across_lanes,
     add_range_arrays,
     exp,
@@ -295,10 +296,11 @@ class _Backward(BlockEmitter):
             a_row=plan.p_row, a_depth=1, b_panel=strip.panel, b_depth=plan.columns,
             c_row=plan.columns, then="add",
         ))  # fmt: skip
-        mask = self.mask("mask", plan.p_row, 0.0)
-        differentiate, clear = self.differentiate(), self.clear()
+        inside, edge, clear = self.differentiate(False), self.differentiate(True), self.clear()
 
-        def define(b, row, place, key0, panels, first, stop, core_first, core_stop, scratch):
+        def define(b, row, place, key0, panels, *more):
+            *visible, scratch = more
+            first, stop = visible[:2]
             p, ds = (at(b, scratch, name, place) for name in ("p", "ds"))
             some = b.icmp_signed("<", first, stop)
             with b.if_then(some):
@@ -311,12 +313,10 @@ class _Backward(BlockEmitter):
                         at(b, scratch, left, padded_row), at(b, scratch, right, deep), used,
                         constant(sizes.width), self.at(b, result, column),
                     ])  # fmt: skip
-                b.call(differentiate, [
-                    self.at(b, p, column), self.at(b, ds, column), numbers, row, scratch,
-                ])  # fmt: skip
-                los, his = (at(b, scratch, name, row) for name in ("row_lo", "row_hi"))
-                for array in (p, ds):
-                    b.call(mask, [array, los, his, key0, first, stop, core_first, core_stop])
+                for start, some_panels, masked in Visible(*visible).runs(b):
+                    b.call(edge if masked else inside, [
+                        place, key0, start, some_panels, row, scratch,
+                    ])  # fmt: skip
                 b.call(add_dq, [
                     self.at(b, ds, column),
                     at(b, scratch, "key_rows", b.mul(column, constant(plan.columns))),
@@ -329,25 +329,35 @@ class _Backward(BlockEmitter):
 
         return self.function("row_strip", [I64] * 8 + [POINTER], define)
 
-    def differentiate(self) -> ir.Function:
-        """`void f(p, ds, count, row, scratch)`: of a strip, scores to p and do vᵀ to ds."""
+    def differentiate(self, masked: bool) -> ir.Function:
+        """`void f(place, key0, first, panels, row, scratch)`: of a strip, scores to p and do vᵀ to
+        ds in some panels of the block that starts at key `key0`; 0 where `masked` finds a key that
+        the row does not see."""
         strip, plan, at = self.strip, self.plan, self.scratch.at
 
-        def define(b, p, ds, count, row, scratch):
+        def define(b, place, key0, first, panels, row, scratch):
+            los, his = (at(b, scratch, name, row) for name in ("row_lo", "row_hi"))
             with e.loop(b, constant(strip.rows), 1) as (r, _):
                 log_sum, delta = (
                     self.spread(b, at(b, scratch, name, b.add(row, r)))
                     for name in ("log_sum", "delta")
                 )
-                start = b.mul(r, constant(plan.p_row))
-                with e.loop(b, count, strip.lanes) as (j, _):
-                    p_at, ds_at = (self.at(b, x, b.add(start, j)) for x in (p, ds))
-                    weight = exp(b, b.fsub(e.load(b, p_at, self.vector), log_sum))
-                    e.store(b, weight, p_at)
-                    rest = b.fsub(e.load(b, ds_at, self.vector), delta)
-                    e.store(b, b.fmul(weight, rest), ds_at)
+                start = b.add(place, b.mul(r, constant(plan.p_row)))
+                with e.loop(b, panels, 1) as (offset, _):
+                    column = b.mul(b.add(first, offset), constant(strip.panel))
+                    seen = self.seen(b, los, his, b.add(key0, column), r) if masked else None
+                    for v in range(strip.vectors):
+                        number = b.add(b.add(start, column), constant(v * strip.lanes))
+                        p, ds = (at(b, scratch, name, number) for name in ("p", "ds"))
+                        weight = exp(b, b.fsub(e.load(b, p, self.vector), log_sum))
+                        rest = b.fsub(e.load(b, ds, self.vector), delta)
+                        for value, pointer in ((weight, p), (b.fmul(weight, rest), ds)):
+                            if masked:
+                                value = b.select(seen[v], value, self.number(0.0))
+                            e.store(b, value, pointer)
 
-        return self.function("differentiate", [POINTER, POINTER, I64, I64, POINTER], define)
+        name = "differentiate_edge" if masked else "differentiate"
+        return self.function(name, [POINTER if n == 5 else I64 for n in range(6)], define)
 
     def clear(self) -> ir.Function:
         """`void f(array, first, stop)`: zeros in a strip's panels [first, stop)."""

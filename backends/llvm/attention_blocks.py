@@ -28,11 +28,12 @@ from backends.llvm import scalar_emitter as se
 from backends.llvm.emit import I32, I64, POINTER, VOID, constant
 from backends.llvm.packing import transpose
 from backends.llvm.target import Target
+from backends.llvm.vector_math import flushed_exp
 from euler_ir import scalar
 from euler_ir.scalar import Expr
 from euler_ir.types import F32, F64, DType, TensorType
 
-__all__ = ["BlockEmitter", "Product", "Scratch", "Sizes", "Strip"]
+__all__ = ["BlockEmitter", "Product", "Scratch", "Sizes", "Strip", "Visible"]
 
 # Scores below any that matter, yet finite: a row that has seen no key has no NaN on its way.
 LOWEST = -3.0e38
@@ -121,8 +122,9 @@ class Product:
     """The layout of C (+)= A·B: strides in elements. A is read at row·a_row + p·a_depth; B's panel
     n starts at n·b_panel and its row p at p·b_depth; C's rows are c_row apart.
 
-    `then` says what happens to the sums: 'store', 'add' to what C holds, or 'scale', which first
-    multiplies C's row r by element r of a further argument.
+    `then` says what happens to the sums: 'store'; 'add' to what C holds; 'scale', which first
+    multiplies C's row r by element r of a further argument; or 'mask', which stores -inf for the
+    keys (columns) that a row does not see.
     """
 
     a_row: int
@@ -196,14 +198,18 @@ class BlockEmitter:
     # Products.
 
     def product(self, name: str, layout: Product) -> ir.Function:
-        """`void f(a, b, panels, depth, c[, factors])`: a strip of C, panel after panel."""
-        strip = self.strip
-        kinds = [POINTER, POINTER, I64, I64, POINTER] + [POINTER] * (layout.then == "scale")
+        """`void f(a, b, panels, depth, c, ...)`: a strip of C, panel after panel.
 
-        def define(b, a, right, panels, depth, c, factors=None):
+        'scale' takes the rows' factors besides, 'mask' row_lo, row_hi and the first column's key.
+        """
+        strip = self.strip
+        kinds = [POINTER, POINTER, I64, I64, POINTER]
+        kinds += {"scale": [POINTER], "mask": [POINTER, POINTER, I64]}.get(layout.then, [])
+
+        def define(b, a, right, panels, depth, c, *more):
             with e.loop(b, panels, 1) as (panel, _):
                 b_panel = self.at(b, right, b.mul(panel, constant(layout.b_panel)))
-                c_panel = self.at(b, c, b.mul(panel, constant(strip.panel)))
+                column = b.mul(panel, constant(strip.panel))
                 sums = [self.number(0.0)] * (strip.rows * strip.vectors)
                 with e.loop(b, depth, 1, sums) as (p, sums):
                     self.multiply_add(
@@ -211,20 +217,30 @@ class BlockEmitter:
                         self.at(b, a, b.mul(p, constant(layout.a_depth))),
                         self.at(b, b_panel, b.mul(p, constant(layout.b_depth))), sums,
                     )  # fmt: skip
+                if layout.then == "mask":
+                    more = (*more[:2], b.add(more[2], column))
                 for r in range(strip.rows):
-                    row = self.at(b, c_panel, r * layout.c_row)
-                    factor = self.spread(b, self.at(b, factors, r)) if factors else None
-                    for v in range(strip.vectors):
-                        total = sums[r * strip.vectors + v]
-                        pointer = self.at(b, row, v * strip.lanes)
-                        if layout.then == "scale":
-                            before = e.load(b, pointer, self.vector)
-                            total = e.fma(b, before, factor, total)
-                        elif layout.then == "add":
-                            total = b.fadd(e.load(b, pointer, self.vector), total)
-                        e.store(b, total, pointer)
+                    row = self.at(b, c, b.add(column, constant(r * layout.c_row)))
+                    tile_row = sums[r * strip.vectors : (r + 1) * strip.vectors]
+                    self.finish_row(b, layout.then, row, constant(r), tile_row, more)
 
         return self.function(name, kinds, define)
+
+    def finish_row(self, b, then: str, row: ir.Value, r: ir.Value, sums, more) -> None:
+        """What becomes of row r of a register tile."""
+        pointers = [self.at(b, row, v * self.strip.lanes) for v in range(self.strip.vectors)]
+        if then == "scale":
+            factor = self.spread(b, self.at(b, more[0], r))
+        elif then == "mask":
+            seen = self.seen(b, *more, r)
+        for v, (pointer, total) in enumerate(zip(pointers, sums, strict=True)):
+            if then == "scale":
+                total = e.fma(b, e.load(b, pointer, self.vector), factor, total)
+            elif then == "add":
+                total = b.fadd(e.load(b, pointer, self.vector), total)
+            elif then == "mask":
+                total = b.select(seen[v], total, self.number(float("-inf")))
+            e.store(b, total, pointer)
 
     def multiply_add(self, b, layout: Product, a_column, b_row, sums: list[ir.Value]) -> None:
         """One step of the inner loop: a column of A times a row of B onto the register tile."""
@@ -399,56 +415,39 @@ class BlockEmitter:
 
         return self.function("load_ranges", [POINTER, POINTER, I64, I64, POINTER], define)
 
-    def visible_panels(self, b, bounds: ir.Value, key0: ir.Value, panels: ir.Value) -> "_Visible":
+    def visible_panels(self, b, bounds: ir.Value, key0: ir.Value, panels: ir.Value) -> "Visible":
         """Which panels of a block of keys, the first of them `key0`, a strip's rows can see."""
         panel = self.strip.panel
         min_lo, max_lo, min_hi, max_hi = (
             b.sub(self.load_index(b, e.address(b, bounds, constant(n), I32)), key0)
             for n in range(4)
         )
-        zero = constant(0)
-        first = b.ashr(larger_int(b, min_lo, zero), constant(_log2(panel)))
-        stop = e.minimum(b, b.ashr(b.add(max_hi, constant(panel - 1)), constant(_log2(panel))),
-                        panels)
-        core_first = b.ashr(b.add(larger_int(b, max_lo, zero), constant(panel - 1)),
-                            constant(_log2(panel)))
-        core_stop = b.ashr(min_hi, constant(_log2(panel)))
-        return _Visible(first, stop, core_first, core_stop)
+        shift, last = constant(_log2(panel)), constant(panel - 1)
 
-    def mask(self, name: str, row_stride: int, fill: float) -> ir.Function:
-        """`void f(array, row_lo, row_hi, key0, first, stop, core_first, core_stop)`: in a strip's
-        rows, `fill` for the keys that the row does not see, in the panels [first, stop) less those
-        of the core; the array's first column is key `key0`."""
-        strip = self.strip
-        indices = ir.VectorType(I32, strip.lanes)
-        lanes = ir.Constant(indices, list(range(strip.lanes)))
+        def within(x: ir.Value, least: ir.Value, most: ir.Value) -> ir.Value:
+            return e.minimum(b, larger_int(b, x, least), most)
 
-        def mask_panel(b, array, row_lo, row_hi, key0, panel):
-            column = b.mul(panel, constant(strip.panel))
-            key = e.splat(b, b.trunc(b.add(key0, column), I32), strip.lanes)
-            with e.loop(b, constant(strip.rows), 1) as (r, _):
-                lo = e.splat(b, load_i32(b, e.address(b, row_lo, r, I32)), strip.lanes)
-                hi = e.splat(b, load_i32(b, e.address(b, row_hi, r, I32)), strip.lanes)
-                row = self.at(b, array, b.add(b.mul(r, constant(row_stride)), column))
-                for v in range(strip.vectors):
-                    offset = ir.Constant(indices, [v * strip.lanes] * strip.lanes)
-                    index = b.add(b.add(key, lanes), offset)
-                    seen = b.and_(
-                        b.icmp_signed("<=", lo, index), b.icmp_signed("<", index, hi)
-                    )
-                    pointer = self.at(b, row, v * strip.lanes)
-                    value = e.load(b, pointer, self.vector)
-                    e.store(b, b.select(seen, value, self.number(fill)), pointer)
+        first = within(b.ashr(min_lo, shift), constant(0), panels)
+        stop = within(b.ashr(b.add(max_hi, last), shift), first, panels)
+        core_first = within(b.ashr(b.add(max_lo, last), shift), first, stop)
+        core_stop = within(b.ashr(min_hi, shift), core_first, stop)
+        return Visible(first, stop, core_first, core_stop)
 
-        def define(b, array, row_lo, row_hi, key0, first, stop, core_first, core_stop):
-            with self.count_up(b, first, stop) as panel:
-                inside = b.and_(
-                    b.icmp_signed("<=", core_first, panel), b.icmp_signed("<", panel, core_stop)
-                )
-                with b.if_then(b.not_(inside)):
-                    mask_panel(b, array, row_lo, row_hi, key0, panel)
-
-        return self.function(name, [POINTER] * 3 + [I64] * 5, define)
+    def seen(self, b, row_lo, row_hi, key0: ir.Value, r: ir.Value) -> list[ir.Value]:
+        """Which keys of a panel, the first of them `key0`, row r of a strip sees: a mask for each
+        of the panel's vectors."""
+        lanes = self.strip.lanes
+        lo, hi = (
+            e.splat(b, load_i32(b, e.address(b, bound, r, I32)), lanes)
+            for bound in (row_lo, row_hi)
+        )
+        key = e.splat(b, b.trunc(key0, I32), lanes)
+        masks = []
+        for start in range(0, self.strip.panel, lanes):
+            steps = ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
+            index = b.add(key, steps)
+            masks.append(b.and_(b.icmp_signed("<=", lo, index), b.icmp_signed("<", index, hi)))
+        return masks
 
     @contextmanager
     def count_up(self, b: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int = 1) -> Iterator:
@@ -459,8 +458,8 @@ class BlockEmitter:
 
 
 @dataclass(frozen=True)
-class _Visible:
-    """Panels [first, stop) hold a strip's hull, [core_first, core_stop) lie in its core."""
+class Visible:
+    """The panels [first, stop) hold a strip's hull, [core_first, core_stop) of them its core."""
 
     first: ir.Value
     stop: ir.Value
@@ -470,6 +469,17 @@ class _Visible:
     @property
     def panels(self) -> tuple[ir.Value, ...]:
         return self.first, self.stop, self.core_first, self.core_stop
+
+    def runs(self, b: ir.IRBuilder) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
+        """(first panel, panels, whether to mask) of the edge before the core, the core, and the
+        edge after it, the builder standing where there are such panels."""
+        for first, stop, masked in (
+            (self.first, self.core_first, True),
+            (self.core_first, self.core_stop, False),
+            (self.core_stop, self.stop, True),
+        ):
+            with b.if_then(b.icmp_signed("<", first, stop)):
+                yield first, b.sub(stop, first), masked
 
 
 def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -494,20 +504,19 @@ def add_range_arrays(
 
 
 def exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """e^x of every lane."""
-    return _function(b, scalar.exp, x)
+    """e^x of every lane: weights, so that in f32 the smallest may as well be 0."""
+    double = e.item_bytes(x.type.element) == 8
+    function = scalar.exp if double else flushed_exp
+    return _apply(b, function, x, F64 if double else F32, x.type.count)
 
 
 def log(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """The natural logarithm."""
-    return _function(b, scalar.log, x)
+    """The natural logarithm of a number."""
+    return _apply(b, scalar.log, x, F64 if e.item_bytes(x.type) == 8 else F32, 1)
 
 
-def _function(b: ir.IRBuilder, function: Callable, x: ir.Value) -> ir.Value:
-    vector = isinstance(x.type, ir.VectorType)
-    dtype = F64 if e.item_bytes(x.type.element if vector else x.type) == 8 else F32
+def _apply(b: ir.IRBuilder, function: Callable, x: ir.Value, dtype: DType, lanes: int) -> ir.Value:
     argument = Expr("input", (), dtype, 0)
-    lanes = x.type.count if vector else 1
     return se.evaluate(b, [function(argument)], {argument: x}, lanes)[0]
 
 

@@ -26,7 +26,7 @@ from euler_ir import scalar as s
 from euler_ir.scalar import Expr
 from euler_ir.types import F32, F64, I32, I64
 
-__all__ = ["expand", "polynomial"]
+__all__ = ["expand", "flushed_exp", "polynomial"]
 
 # Adding 1.5·2²³ to a small f32 rounds it to an integer, which then stands in the low bits.
 _ROUND_F32 = 1.5 * 2.0**23
@@ -56,15 +56,28 @@ _COS = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05)
 def exp(x: Expr) -> Expr:
     """eˣ = 2ⁿ eʳ with n the nearest integer to x/ln 2, so that |r| ≤ ln 2 / 2."""
     x = s.where(x < -104.0, -104.0, x)  # e⁻¹⁰⁴ rounds to 0, e⁸⁹ overflows
-    x = s.where(x > 89.0, 89.0, x)
+    power, exponent = _exp_parts(s.where(x > 89.0, 89.0, x))
+    # In two steps: 2ⁿ itself may be out of range where the result is not.
+    half = exponent >> 1
+    return power * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def flushed_exp(x: Expr) -> Expr:
+    """eˣ for softmax weights: 0 where eˣ < 2⁻¹²⁶·⁵, infinity from 2¹²⁷·⁵ on, else as exp.
+
+    With 2ⁿ in one step it takes three quarters of exp's operations."""
+    x = s.where(x < -88.0, -88.0, x)  # n = -127 has the bits of 0, n = 128 those of infinity
+    power, exponent = _exp_parts(s.where(x > 89.0, 89.0, x))
+    return power * _power_of_two(exponent)
+
+
+def _exp_parts(x: Expr) -> tuple[Expr, Expr]:
+    """eʳ and n, an i32."""
     shifted = x * (1.0 / math.log(2.0)) + _ROUND_F32
     n = shifted - _ROUND_F32
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     power = r * r * _horner(r, _EXP) + r + 1.0
-    exponent = shifted.bitcast(I32) - s.const(_ROUND_F32, F32).bitcast(I32)
-    # In two steps: 2ⁿ itself may be out of range where the result is not.
-    half = exponent >> 1
-    return power * _power_of_two(half) * _power_of_two(exponent - half)
+    return power, shifted.bitcast(I32) - s.const(_ROUND_F32, F32).bitcast(I32)
 
 
 def log(x: Expr) -> Expr:
