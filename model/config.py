@@ -6,16 +6,40 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from euler_ir.errors import EulerError
 
-KINDS = ("nano", "llama")
+
+@dataclass(frozen=True)
+class Kind:
+    """The parts that a kind's pre-norm transformer is made of.
+
+    `norm` is rms or layer, `positions` rotary or learned (a table added to the embedding), `mlp`
+    swiglu or gelu; `biases` tells whether the linear layers have them. Rows of zeros round the
+    vocabulary up to a multiple of `vocabulary_multiple` in memory. A `given_vocabulary` is that of
+    a published tokenizer: none can be trained in its place."""
+
+    norm: str = "rms"
+    positions: str = "rotary"
+    mlp: str = "swiglu"
+    biases: bool = False
+    vocabulary_multiple: int = 1
+    given_vocabulary: bool = False
+
+
+#: `nano` and `llama` differ in their presets only: nano's may have several prediction heads.
+KINDS = {
+    "nano": Kind(),
+    "llama": Kind(),
+    "gpt2": Kind(norm="layer", positions="learned", mlp="gelu", biases=True,
+                 vocabulary_multiple=64, given_vocabulary=True),
+}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture: pre-norm RMSNorm, RoPE, SwiGLU, grouped-query attention, no biases.
+    """The architecture: the parts of its kind in these sizes.
 
-    The kinds differ in the objective: `llama` has one head that predicts the next token, `nano`
-    has `prediction_heads` of them, head k predicting the token k + 1 ahead (multi-token
-    prediction, Gloeckle et al. 2024, arXiv:2404.19737)."""
+    Of `prediction_heads`, head k predicts the token k + 1 ahead (multi-token prediction, Gloeckle
+    et al. 2024, arXiv:2404.19737). With `tied_head` the embedding is the one head as well
+    (Press & Wolf 2017, arXiv:1608.05859). `rope_base` is for rotary positions."""
 
     kind: str
     width: int
@@ -26,6 +50,7 @@ class ModelConfig:
     vocabulary: int
     hidden: int
     prediction_heads: int = 1
+    tied_head: bool = False
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
 
@@ -39,10 +64,25 @@ class ModelConfig:
         if self.width % self.heads or self.heads % self.kv_heads or self.head_size % 2:
             raise EulerError(f"width {self.width}, {self.heads} heads, {self.kv_heads} KV heads: "
                              "heads must divide the width into even parts, KV heads the heads")
+        if type(self.tied_head) is not bool:
+            raise EulerError(f"model tied_head must be true or false, got {self.tied_head!r}")
+        if self.tied_head and self.prediction_heads > 1:
+            raise EulerError("the embedding can be one head's matrix, not that of "
+                             f"{self.prediction_heads}: untie the head or have one")
+
+    @property
+    def parts(self) -> Kind:
+        return KINDS[self.kind]
 
     @property
     def head_size(self) -> int:
         return self.width // self.heads
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Rows of the embedding and heads in memory; those from `vocabulary` on are zero."""
+        multiple = self.parts.vocabulary_multiple
+        return -(-self.vocabulary // multiple) * multiple
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -59,6 +99,12 @@ class ModelConfig:
             raise EulerError(f"model configuration is incomplete: {error}") from None
 
 
+def _gpt2(width: int, heads: int, layers: int) -> ModelConfig:
+    """GPT-2 in one of its sizes (Radford et al. 2019; openai/gpt-2, src/model.py)."""
+    return ModelConfig("gpt2", width=width, heads=heads, kv_heads=heads, layers=layers,
+                       context=1024, vocabulary=50257, hidden=4 * width, tied_head=True)
+
+
 PRESETS = {
     "nano-1m": ModelConfig("nano", width=128, heads=4, kv_heads=2, layers=4, context=128,
                            vocabulary=512, hidden=344, prediction_heads=4),
@@ -68,6 +114,10 @@ PRESETS = {
                              vocabulary=4096, hidden=2048, prediction_heads=4),
     "llama-124m": ModelConfig("llama", width=768, heads=12, kv_heads=12, layers=12, context=1024,
                               vocabulary=50304, hidden=2048),
+    "gpt2-124m": _gpt2(width=768, heads=12, layers=12),
+    "gpt2-355m": _gpt2(width=1024, heads=16, layers=24),
+    "gpt2-774m": _gpt2(width=1280, heads=20, layers=36),
+    "gpt2-1558m": _gpt2(width=1600, heads=25, layers=48),
 }
 
 

@@ -14,11 +14,10 @@ from euler_ir.autodiff import backpropagate
 from euler_ir.builder import Builder
 from euler_ir.graph import Function, Module, Value
 from euler_ir.types import F32, I32, DType
-from model.blocks import Positions
 from model.config import ModelConfig
 from model.optimizer import AdamWConfig, apply_adamw
 from model.parameters import parameters
-from model.transformer import hidden_states, logits, rotary_inputs, weight_inputs
+from model.transformer import hidden_states, logits, rotary_inputs, token_positions, weight_inputs
 
 
 def batch_inputs(b: Builder, config: ModelConfig, batch: int, time: int, heads: int,
@@ -35,15 +34,14 @@ def batch_inputs(b: Builder, config: ModelConfig, batch: int, time: int, heads: 
 
 
 def head_losses(b: Builder, config: ModelConfig, weights: Mapping[str, Value],
-                batch: Mapping[str, Value], tables: tuple[Value, Value]) -> Value:
+                batch: Mapping[str, Value], tables: Mapping[str, Value]) -> Value:
     """S_k / N_k of this micro-batch for the heads that `targets` has: [heads]."""
-    _, time, heads = batch["targets"].shape
-    cos, sin = (b.part(table, 0, 0, time) for table in tables)
-    positions = Positions(cos, sin, batch["lo"], batch["hi"])
+    heads = batch["targets"].shape[2]
+    positions = token_positions(b, weights, tables, batch["lo"], batch["hi"])
     hidden, _ = hidden_states(b, config, weights, batch["tokens"], positions)
-    scores = logits(b, weights, hidden, heads)
+    scores = logits(b, config, weights, hidden, heads)
     targets = b.reshape(batch["targets"], (*batch["targets"].shape, 1))
-    token_losses = b.cross_entropy(scores, targets)
+    token_losses = b.cross_entropy(scores, targets, config.vocabulary)
     return b.reduce_sum(token_losses, (0, 1, 3)) * batch["inverse_counts"]
 
 
@@ -68,7 +66,7 @@ def evaluation_function(config: ModelConfig, batch: int, time: int,
 
 
 def gradients(b: Builder, config: ModelConfig, weights: Mapping[str, Value],
-              batch: Mapping[str, Value], tables: tuple[Value, Value]
+              batch: Mapping[str, Value], tables: Mapping[str, Value]
               ) -> tuple[Value, dict[str, Value]]:
     """The heads' losses and the objective's gradient by every parameter."""
     losses = head_losses(b, config, weights, batch, tables)
@@ -119,4 +117,4 @@ def _apply(config: ModelConfig, optimizer: AdamWConfig, dtype: DType) -> Functio
 
 def sum_inputs(b: Builder, config: ModelConfig, dtype: DType) -> dict[str, Value]:
     """Accumulated gradients, an input `sum.<name>` for every parameter."""
-    return {p.name: b.input(f"sum.{p.name}", dtype, p.shape) for p in parameters(config)}
+    return {p.name: b.input(f"sum.{p.name}", dtype, p.padded_shape) for p in parameters(config)}

@@ -19,7 +19,7 @@ SCHEDULES = ("cosine", "wsd", "constant")
 
 @dataclass(frozen=True)
 class AdamWConfig:
-    """The optimizer's constants. Weight decay acts on matrices only (`Parameter.decayed`)."""
+    """The optimizer's constants. `Parameter.decayed` tells what weight decay acts on."""
 
     beta1: float = 0.9
     beta2: float = 0.95
@@ -37,7 +37,8 @@ def apply_adamw(b: Builder, config: ModelConfig, optimizer: AdamWConfig,
     far), norm_limit [] (above it, or not finite, the update is left out and `applied` is false)."""
     specs = parameters(config)
     dtype = weights[specs[0].name].dtype
-    moments = [[b.input(f"{moment}.{p.name}", dtype, p.shape) for p in specs] for moment in "mv"]
+    moments = [[b.input(f"{moment}.{p.name}", dtype, p.padded_shape) for p in specs]
+               for moment in "mv"]
     rate, t = b.input("learning_rate", dtype, ()), b.input("t", I32, ())
     limit = b.input("norm_limit", dtype, ())
     ordered = [grads[p.name] for p in specs]

@@ -1,14 +1,20 @@
 """The parameters of a model: names, shapes, initial values, weight decay.
 
-Initialisation follows GPT-2 (Radford et al. 2019): matrices are normal with deviation 0.02, those that write to the residual stream divided by √(2·layers), so that its variance does not grow
-with depth; norms start at one. Every tensor draws from its own counter-based stream, keyed by the
-seed and its name: values depend on neither the order nor the number of the others.
+Initialisation follows GPT-2 (Radford et al. 2019; openai/gpt-2, src/model.py): matrices are normal
+with deviation 0.02, those that write to the residual stream divided by √(2·layers), so that its
+variance does not grow with depth, learned positions with 0.01; norms start at one, biases at zero.
+Every tensor draws from its own counter-based stream, keyed by the seed and its name: values depend
+on neither the order nor the number of the others.
+
+Weight decay acts on everything with more than one axis: the embedding (once, also where it is the
+head too), learned positions, heads and the layers' matrices; not on norms and biases.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,59 +24,99 @@ from model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Parameter:
-    """One trainable tensor. `std` is that of its normal initial values; None means ones."""
+    """One trainable tensor, with normal initial values of this deviation and mean.
+
+    Programs see it with `padding` more rows, which are zero and stay so; they are not counted and
+    not saved. A token reads its row of a `looked_up` table and is not multiplied with it."""
 
     name: str
     shape: tuple[int, ...]
-    std: float | None
+    std: float = 0.0
+    mean: float = 0.0
+    padding: int = 0
+    looked_up: bool = False
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     @property
+    def padded_shape(self) -> tuple[int, ...]:
+        if not self.padding:
+            return self.shape
+        *heads, rows, width = self.shape
+        return (*heads, rows + self.padding, width)
+
+    @property
     def decayed(self) -> bool:
-        """Weight decay acts on matrices (embedding and heads are ones), not on norms."""
+        """Whether weight decay acts on it."""
         return len(self.shape) > 1
 
     def initial(self, seed: int, dtype=np.float32) -> np.ndarray:
         """The initial values, drawn in f64 and rounded once."""
-        if self.std is None:
-            return np.ones(self.shape, dtype)
+        if not self.std:
+            return np.full(self.shape, self.mean, dtype)
         generator = np.random.Generator(np.random.Philox(
             key=np.array([seed, zlib.crc32(self.name.encode())], np.uint64)))
-        return (generator.standard_normal(self.shape) * self.std).astype(dtype)
+        return (generator.standard_normal(self.shape) * self.std + self.mean).astype(dtype)
+
+
+_STD, _POSITION_STD = 0.02, 0.01
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """All parameters in the order of the forward pass. Matrices are [outputs, inputs]."""
-    std, residual_std = 0.02, 0.02 / math.sqrt(2 * config.layers)
-    width, hidden, head = config.width, config.hidden, config.head_size
-    qkv_rows = (config.heads + 2 * config.kv_heads) * head
-    result = [Parameter("embedding.weight", (config.vocabulary, width), std)]
+    width, padding = config.width, config.padded_vocabulary - config.vocabulary
+    result = [Parameter("embedding.weight", (config.vocabulary, width), _STD, padding=padding,
+                        looked_up=not config.tied_head)]
+    if config.parts.positions == "learned":
+        result.append(Parameter("positions.weight", (config.context, width), _POSITION_STD,
+                                looked_up=True))
     for i in range(config.layers):
-        layer = f"layers.{i}"
-        result += [
-            Parameter(f"{layer}.attention_norm.weight", (width,), None),
-            Parameter(f"{layer}.attention.qkv.weight", (qkv_rows, width), std),
-            Parameter(f"{layer}.attention.output.weight", (width, config.heads * head),
-                      residual_std),
-            Parameter(f"{layer}.mlp_norm.weight", (width,), None),
-            Parameter(f"{layer}.mlp.gate_up.weight", (2 * hidden, width), std),
-            Parameter(f"{layer}.mlp.down.weight", (width, hidden), residual_std),
-        ]
-    heads = (config.prediction_heads, config.vocabulary, width)
-    return (*result, Parameter("norm.weight", (width,), None),
-            Parameter("heads.weight", heads, std))
+        result += _layer(config, f"layers.{i}")
+    result += _norm(config, "norm")
+    if not config.tied_head:
+        heads = (config.prediction_heads, config.vocabulary, width)
+        result.append(Parameter("heads.weight", heads, _STD, padding=padding))
+    return tuple(result)
+
+
+def _layer(config: ModelConfig, layer: str) -> Iterator[Parameter]:
+    residual_std = _STD / math.sqrt(2 * config.layers)
+    width, hidden, head = config.width, config.hidden, config.head_size
+    yield from _norm(config, f"{layer}.attention_norm")
+    qkv_rows = (config.heads + 2 * config.kv_heads) * head
+    yield from _linear(config, f"{layer}.attention.qkv", qkv_rows, width, _STD)
+    yield from _linear(config, f"{layer}.attention.output", width, config.heads * head,
+                       residual_std)
+    yield from _norm(config, f"{layer}.mlp_norm")
+    if config.parts.mlp == "gelu":
+        yield from _linear(config, f"{layer}.mlp.up", hidden, width, _STD)
+    else:
+        yield from _linear(config, f"{layer}.mlp.gate_up", 2 * hidden, width, _STD)
+    yield from _linear(config, f"{layer}.mlp.down", width, hidden, residual_std)
+
+
+def _linear(config: ModelConfig, name: str, outputs: int, inputs: int,
+            std: float) -> Iterator[Parameter]:
+    yield Parameter(f"{name}.weight", (outputs, inputs), std)
+    if config.parts.biases:
+        yield Parameter(f"{name}.bias", (outputs,))
+
+
+def _norm(config: ModelConfig, name: str) -> Iterator[Parameter]:
+    yield Parameter(f"{name}.weight", (config.width,), mean=1.0)
+    if config.parts.norm == "layer":
+        yield Parameter(f"{name}.bias", (config.width,))
 
 
 def parameter_count(config: ModelConfig) -> int:
+    """Trained numbers; padding is none of them."""
     return sum(parameter.size for parameter in parameters(config))
 
 
 def flops_per_token(config: ModelConfig, context: int) -> int:
-    """FLOPs of one training step a token: 6 a parameter outside the embedding (a multiply and an
+    """FLOPs of one training step a token: 6 a parameter outside look-up tables (a multiply and an
     add, once forward and twice backward), and causal attention's 6·layers·width·context."""
-    embedding = config.vocabulary * config.width
-    dense = parameter_count(config) - embedding
+    dense = sum(p.size for p in parameters(config) if not p.looked_up)
     return 6 * dense + 6 * config.layers * config.heads * config.head_size * context

@@ -9,20 +9,23 @@ import numpy as np
 from euler_ir.builder import Builder
 from euler_ir.graph import Function, Value
 from euler_ir.types import F32, I32, DType
-from model.blocks import Cache, Positions, block
+from model.blocks import Cache, Positions, block, norm
 from model.config import ModelConfig
 from model.parameters import parameters
 
 
 def weight_inputs(b: Builder, config: ModelConfig, dtype: DType) -> dict[str, Value]:
     """An input for every parameter, by name."""
-    return {p.name: b.input(p.name, dtype, p.shape) for p in parameters(config)}
+    return {p.name: b.input(p.name, dtype, p.padded_shape) for p in parameters(config)}
 
 
 def rotary_tables(config: ModelConfig, dtype=np.float32) -> dict[str, np.ndarray]:
-    """cos and signed sin [context, 1, head] for `Rotary`: angle_i(t) = t · base^(-2i/head).
+    """cos and signed sin [context, 1, head] for `Rotary`: angle_i(t) = t · base^(-2i/head); none
+    for a model whose positions are not rotary.
 
     Angles are computed in f64; only the table is rounded."""
+    if config.parts.positions != "rotary":
+        return {}
     half = config.head_size // 2
     frequency = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)
     angle = np.arange(config.context, dtype=np.float64)[:, None] * frequency
@@ -32,9 +35,28 @@ def rotary_tables(config: ModelConfig, dtype=np.float32) -> dict[str, np.ndarray
     return {name: table[:, None, :].astype(dtype) for name, table in tables.items()}
 
 
-def rotary_inputs(b: Builder, config: ModelConfig, dtype: DType) -> tuple[Value, Value]:
+def rotary_inputs(b: Builder, config: ModelConfig, dtype: DType) -> dict[str, Value]:
+    """An input for every one of `rotary_tables`, by name."""
+    if config.parts.positions != "rotary":
+        return {}
     shape = (config.context, 1, config.head_size)
-    return b.input("rotary.cos", dtype, shape), b.input("rotary.sin", dtype, shape)
+    return {name: b.input(name, dtype, shape) for name in ("rotary.cos", "rotary.sin")}
+
+
+def token_positions(b: Builder, weights: Mapping[str, Value], tables: Mapping[str, Value],
+                    lo: Value, hi: Value, start: Value | None = None) -> Positions:
+    """Positions of T tokens with key ranges lo, hi [B, T], which stand at `start` (i32 []) and
+    after; at the sequence's beginning without one."""
+    time = lo.shape[1]
+
+    def rows(table: Value) -> Value:
+        if start is None:
+            return b.part(table, 0, 0, time)
+        return b.dynamic_slice(table, start, 0, time)
+
+    if tables:
+        return Positions(lo, hi, rotary=(rows(tables["rotary.cos"]), rows(tables["rotary.sin"])))
+    return Positions(lo, hi, learned=rows(weights["positions.weight"]))
 
 
 def hidden_states(b: Builder, config: ModelConfig, weights: Mapping[str, Value], tokens: Value,
@@ -42,20 +64,25 @@ def hidden_states(b: Builder, config: ModelConfig, weights: Mapping[str, Value],
                   ) -> tuple[Value, list[Cache]]:
     """Final normed states [B, T, width] of i32 tokens [B, T], and the extended caches."""
     x = b.gather(weights["embedding.weight"], tokens)
+    if positions.learned is not None:
+        x = x + positions.learned
     extended = []
     for i in range(config.layers):
         x, cache = block(b, config, weights, f"layers.{i}", x, positions,
                          caches[i] if caches else None)
         extended.append(cache)
-    return b.rms_norm(x, weights["norm.weight"], config.norm_eps), extended
+    return norm(b, config, weights, "norm", x), extended
 
 
-def logits(b: Builder, weights: Mapping[str, Value], hidden: Value, heads: int) -> Value:
-    """[B, T, heads, V] of the first `heads` prediction heads; one matmul."""
-    table = weights["heads.weight"]
-    _, vocabulary, width = table.shape
-    table = b.reshape(b.part(table, 0, 0, heads), (heads * vocabulary, width))
-    flat = b.linear(hidden, table)
+def logits(b: Builder, config: ModelConfig, weights: Mapping[str, Value], hidden: Value,
+           heads: int) -> Value:
+    """[B, T, heads, padded vocabulary] of the first `heads` prediction heads; one matmul."""
+    vocabulary = config.padded_vocabulary
+    if config.tied_head:
+        table = weights["embedding.weight"]
+    else:
+        table = b.part(weights["heads.weight"], 0, 0, heads)
+    flat = b.linear(hidden, b.reshape(table, (heads * vocabulary, config.width)))
     return b.reshape(flat, (*hidden.shape[:2], heads, vocabulary))
 
 
@@ -69,7 +96,7 @@ def forward_cached(config: ModelConfig, batch: int, time: int, capacity: int,
     Padding after `last` is harmless: later tokens overwrite its cache rows before they are seen."""
     with Builder("decode" if time == 1 else "prefill") as b:
         weights = weight_inputs(b, config, dtype)
-        cos, sin = rotary_inputs(b, config, dtype)
+        tables = rotary_inputs(b, config, dtype)
         tokens = b.input("tokens", I32, (batch, time))
         position, last = b.input("position", I32, ()), b.input("last", I32, ())
         shape = (batch, capacity, config.kv_heads, config.head_size)
@@ -77,12 +104,13 @@ def forward_cached(config: ModelConfig, batch: int, time: int, capacity: int,
                         b.input(f"cache.{i}.values", dtype, shape), position)
                   for i in range(config.layers)]
         visible = b.iota(time) + b.broadcast(position + 1, (time,))
-        positions = Positions(
-            b.dynamic_slice(cos, position, 0, time), b.dynamic_slice(sin, position, 0, time),
-            b.full(0, I32, (batch, time)), b.broadcast(visible, (batch, time)))
+        positions = token_positions(b, weights, tables, b.full(0, I32, (batch, time)),
+                                    b.broadcast(visible, (batch, time)), position)
         hidden, caches = hidden_states(b, config, weights, tokens, positions, caches)
         chosen = b.dynamic_slice(hidden, last, 1, 1)
-        outputs = {"logits": b.reshape(logits(b, weights, chosen, 1), (batch, config.vocabulary))}
+        scores = b.reshape(logits(b, config, weights, chosen, 1),
+                           (batch, config.padded_vocabulary))
+        outputs = {"logits": b.part(scores, 1, 0, config.vocabulary)}
         for i, cache in enumerate(caches):
             outputs[f"cache.{i}.keys"] = cache.keys
             outputs[f"cache.{i}.values"] = cache.values

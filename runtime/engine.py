@@ -21,7 +21,7 @@ from euler_ir.types import F32, F64, DType, TensorType
 from model.config import ModelConfig
 from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
-from model.parameters import parameters
+from model.parameters import Parameter, parameters
 from model.transformer import rotary_tables
 from runtime.batches import MicroBatch, StepBatch, ValidationSet
 from runtime.dump import Dump
@@ -39,21 +39,24 @@ def precision(name: str) -> DType:
 
 
 class Model:
-    """Weights and rotary tables of a configuration, shared by all programs that use them."""
+    """Weights and rotary tables of a configuration, shared by all programs that use them.
+
+    `stored` are the same weights as files hold them: views that leave the padding out."""
 
     def __init__(self, config: ModelConfig, dtype: DType = F32) -> None:
         self.config, self.dtype = config, dtype
         self.parameters = parameters(config)
-        self.weights = {p.name: zeros(p.shape, dtype) for p in self.parameters}
+        self.weights = {p.name: zeros(p.padded_shape, dtype) for p in self.parameters}
+        self.stored = {p.name: unpadded(p, self.weights[p.name]) for p in self.parameters}
         self.tables = rotary_tables(config, dtype.numpy)
 
     def initialise(self, seed: int) -> None:
         for p in self.parameters:
-            self.weights[p.name][...] = p.initial(seed, self.dtype.numpy)
+            self.stored[p.name][...] = p.initial(seed, self.dtype.numpy)
 
     def load(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Take over tensors by name; shapes must have been checked."""
-        for name, weight in self.weights.items():
+        for name, weight in self.stored.items():
             weight[...] = tensors[name]
 
     @property
@@ -80,8 +83,10 @@ class Trainer:
                  dump: Dump | None = None) -> None:
         self.model, self.accumulate = model, accumulate
         dtype = model.dtype
-        self.moments = {f"{moment}.{p.name}": zeros(p.shape, dtype)
+        self.moments = {f"{moment}.{p.name}": zeros(p.padded_shape, dtype)
                         for moment in "mv" for p in model.parameters}
+        self.stored_moments = {name: unpadded(p, self.moments[name]) for moment in "mv"
+                               for p in model.parameters for name in [f"{moment}.{p.name}"]}
         self.t = np.zeros((), np.int32)
         self._limit = np.array(norm_limit, dtype.numpy)
         functions = training_step(model.config, optimizer, batch_size, context,
@@ -131,6 +136,11 @@ class Evaluator:
         return math.fsum(
             float(self._program.run(_fields(batch, validation.inverse_counts, dtype))["losses"][0])
             for batch in validation.batches())
+
+
+def unpadded(parameter: Parameter, array: np.ndarray) -> np.ndarray:
+    """The part of a parameter's array that is not padding; a view."""
+    return array[tuple(map(slice, parameter.shape))]
 
 
 def zeros(shape: tuple[int, ...], dtype: DType) -> np.ndarray:

@@ -9,6 +9,7 @@ Nothing is run, and the memory a plan describes is not taken: any preset can be 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +109,7 @@ def _parameter_table(config: ModelConfig) -> Iterator[str]:
     yield f"{'parameter':<34} {'shape':>14} {'elements':>12}   share  initial       decayed"
     for p in parameters(config):
         shape = "x".join(map(str, p.shape))
-        start = "ones" if p.std is None else f"N(0, {p.std:.4f}\N{SUPERSCRIPT TWO})"
+        start = f"N(0, {p.std:.4f}\N{SUPERSCRIPT TWO})" if p.std else f"all {p.mean:g}"
         yield (f"{p.name:<34} {shape:>14} {p.size:>12,} {p.size / total:>7.1%}  {start:<13} "
                f"{'yes' if p.decayed else 'no'}")
     yield f"{'all':<34} {'':>14} {total:>12,}"
@@ -124,7 +125,7 @@ def _function_summary(name: str, compiled: Compiled) -> Iterator[str]:
 
 
 def _memory_table(config: ModelConfig, plan: Plan, dtype: DType) -> Iterator[str]:
-    weights = parameter_count(config) * dtype.itemsize
+    weights = sum(math.prod(p.padded_shape) for p in parameters(config)) * dtype.itemsize
     inputs = sum(value.type.bytes for value in plan.function.inputs)
     rows = {"weights": weights, "moments": 2 * weights, "batch and tables": inputs - 3 * weights,
             "arena (activations, gradients, workspaces)": plan.arena_bytes}

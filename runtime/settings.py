@@ -23,12 +23,18 @@ class Recipe:
     warmup: int
 
 
-#: nano-1m's are chosen for a minute on two cores, see benchmarks/default-run.md.
+#: nano-1m's are chosen for a minute on two cores, see benchmarks/default-run.md. From 100M
+#: parameters on, rates are those of GPT-3's models of like size (Brown et al. 2020,
+#: arXiv:2005.14165, table 2.1).
 RECIPES = {
     "nano-1m": Recipe(batch_size=4, steps=2000, lr=3e-3, warmup=50),
     "nano-10m": Recipe(batch_size=8, steps=2000, lr=1e-3, warmup=100),
     "nano-116m": Recipe(batch_size=8, steps=5000, lr=6e-4, warmup=200),
     "llama-124m": Recipe(batch_size=4, steps=5000, lr=6e-4, warmup=200),
+    "gpt2-124m": Recipe(batch_size=4, steps=5000, lr=6e-4, warmup=200),
+    "gpt2-355m": Recipe(batch_size=4, steps=5000, lr=3e-4, warmup=200),
+    "gpt2-774m": Recipe(batch_size=1, steps=5000, lr=2.5e-4, warmup=200),
+    "gpt2-1558m": Recipe(batch_size=1, steps=5000, lr=2e-4, warmup=200),
 }
 
 
@@ -67,6 +73,9 @@ class Settings:
         if "eval_every" not in given:
             values["eval_every"] = max(values["steps"] // 5, 1)
         settings = Settings(preset=name, **values)
+        if config.parts.given_vocabulary and not settings.tokenizer:
+            raise EulerError(f"{name} has the vocabulary of a published tokenizer: give its "
+                             "tokenizer.json with --tokenizer")
         if settings.context > config.context:
             raise EulerError(f"--context {settings.context} is longer than {name}'s "
                              f"{config.context}")

@@ -127,10 +127,9 @@ class Run:
             self.model.initialise(settings.seed)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        shapes = {name: weight.shape for name, weight in self.model.weights.items()}
-        checkpoint.check_shapes(shapes)
+        checkpoint.check_shapes({p.name: p.shape for p in self.model.parameters})
         self.model.load(checkpoint.tensors)
-        for name, moment in self.trainer.moments.items():
+        for name, moment in self.trainer.stored_moments.items():
             moment[...] = checkpoint.moments[name]
         self.trainer.t[...] = checkpoint.state["t"]
         self.batches.restore(checkpoint.state["data"])
@@ -197,7 +196,7 @@ class Run:
             "model": self.config.to_dict(),
             "settings": self.settings.to_dict(),
         }
-        writer.save(self.model.weights, self.trainer.moments, state,
+        writer.save(self.model.stored, self.trainer.stored_moments, state,
                     self.data.tokenizer.to_json(), final=final)
 
     def _config_json(self) -> bytes:

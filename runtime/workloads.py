@@ -82,8 +82,9 @@ def decode(config: ModelConfig, backend: Backend, batch: int, time: int,
 def _decode_flops(config: ModelConfig, keys: int) -> int:
     """Operations for one token that sees `keys` keys: two for each weight of a matrix that it
     meets (head 0 of the prediction heads), four for each key and element of a query."""
-    # The embedding, looked up and not multiplied, is just as large as head 0, which is.
-    matrices = sum(p.size for p in parameters(config) if len(p.shape) == 2)
+    # The last two axes: of the heads' tensor that is one head.
+    matrices = sum(math.prod(p.shape[-2:]) for p in parameters(config)
+                   if len(p.shape) > 1 and not p.looked_up)
     return 2 * matrices + 4 * config.layers * config.width * keys
 
 
