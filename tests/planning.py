@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from backends.backend import Backend, create
+from backends.backend import Backend
 from backends.reference.backend import ReferenceBackend
 from euler_ir import interpreter
 from euler_ir.builder import Builder
@@ -19,15 +18,14 @@ from runtime.check_plan import check_plan
 from runtime.execute import link_function
 from runtime.schedule import schedule
 from tests.random_functions import random_inputs
+from tests.runners import backend
 
 N = 32  # elements of most values here: 128 bytes, two alignment units
 
 
-def backend(name: str) -> Backend:
-    if name == "reference":
-        return ReferenceBackend(poison=True)
-    pytest.importorskip(f"backends.{name}.backend")
-    return create(name)
+def poisoned(name: str) -> Backend:
+    """A backend, with its free memory poisoned if it can do that."""
+    return ReferenceBackend(poison=True) if name == "reference" else backend(name)
 
 
 def plan_of(function: Function, reuse: bool = True, workspace: int = 0, inplace=None) -> Plan:

@@ -119,6 +119,8 @@ def update_slice(node: Node, target: Target) -> KernelSource:
         with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(source, I64), b.ptrtoint(result, I64))):
             _copy_tile(b, result, source, tile, buffer.bytes)
         b.ret_void()
+        if not new.bytes:
+            return
         b, args, tile, _ = e.kernel(module, symbols[1])
         whole, part, count, _, _ = run.locate(b, args, tile, position=2)
         with b.if_then(b.icmp_signed(">", count, constant(0))):
@@ -126,11 +128,7 @@ def update_slice(node: Node, target: Target) -> KernelSource:
                          e.bytes_after(b, e.operand(b, args, 1), part), count)
         b.ret_void()
 
-    if not new.bytes:
-        return KernelSource(f"copy {buffer.bytes} update", _phases(
-            copy=-(-buffer.bytes // _TILE_BYTES)), lambda module, symbols: copy_kernel(
-                buffer.bytes).emit(module, symbols))
-    phases = _phases(copy=-(-buffer.bytes // _TILE_BYTES), write=run.tiles)
+    phases = _phases(copy=-(-buffer.bytes // _TILE_BYTES), write=run.tiles if new.bytes else 0)
     return KernelSource(f"update_slice {buffer} {new} axis {node.op.axis}", phases, emit,
                         inplace=((0, 0),))
 
