@@ -39,12 +39,10 @@ class Dump:
 
     def kernels(self, function: Function, kernels: Sequence[Kernel], backend: Backend) -> None:
         """One listing for each distinct kernel, named after its first use."""
-        seen: set[str] = set()
-        for number, kernel in enumerate(kernels):
+        distinct = {id(kernel.code): number for number, kernel in reversed([*enumerate(kernels)])}
+        for number in sorted(distinct.values()):
+            kernel = kernels[number]
             for ending, text in backend.listing(kernel).items():
-                if text in seen:
-                    continue
-                seen.add(text)
                 name = re.sub(r"\W", "_", kernel.node.op.name)
                 self._write(Path(function.name, "kernels", f"{number:03d}-{name}.{ending}"), text)
 
