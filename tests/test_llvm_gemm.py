@@ -53,7 +53,8 @@ ODD_SHAPES = [
     (63, 65, 17),
     (65, 257, 2),
     (257, 1, 65),
-    (12, 40, 600),
+    (19, 40, 600),
+    (30, 64, 21),
 ]
 
 
@@ -68,7 +69,8 @@ def test_odd_shapes(shape, trans):
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
 def test_other_vector_widths(name, trans):
     flags = trans[0] == "T", trans[1] == "T"
-    for dtype, shape in itertools.product(DTYPES, [(3, 70, 19), (33, 67, 300), (19, 40, 512)]):
+    shapes = [(3, 70, 19), (33, 67, 300), (19, 40, 512), (18, 64, 20)]
+    for dtype, shape in itertools.product(DTYPES, shapes):
         check(TARGETS[name], dtype, 1, *shape, *flags)
 
 

@@ -9,7 +9,7 @@ loads must not outnumber them, so the tile is as large as the registers allow (`
 number of B is used too rarely to pay for transposing it. The vectors then run along k, read both
 matrices as they lie, and are added across lanes at the end.
 
-Both write a whole tile, row after row, to `out`; what of it belongs to C is the caller's business.
+Both write a whole tile; where that is not all inside C, the caller has it written to scratch.
 """
 
 from dataclasses import dataclass
@@ -79,11 +79,13 @@ def emit_outer(
     tile: Tile,
     a_strides: tuple[int, int],
     b_stride: int,
+    out_stride: int,
 ) -> None:
     """`void f(a, b, depth, out)`: out[r, j] = sum over p < depth of a[r, p]·b[p, j], p ascending.
 
-    `a_strides` are those of (r, p), `b_stride` that of p, as constants: every address in the loop
-    is then one register plus a displacement, and A needs no packing to be read fast.
+    `a_strides` are those of (r, p), `b_stride` that of p, `out_stride` that of r, all constants:
+    every address in the loop is then one register plus a displacement, and A needs no packing to
+    be read fast.
     """
     a, b_matrix, depth, out = function.args
     scalar = vector.element
@@ -107,7 +109,7 @@ def emit_outer(
                 sums[i] = fma(b, a_vector, b_vector, sums[i])
     for r in range(tile.rows):
         for v in range(tile.vectors):
-            place = constant(r * tile.width + v * tile.lanes)
+            place = constant(r * out_stride + v * tile.lanes)
             store(b, sums[r * tile.vectors + v], address(b, out, place, scalar))
 
 

@@ -8,8 +8,7 @@ only reaches columns nobody stores.
 
 Matrices with p along their rows ([n, k], the layout of a weight in y = x·Wᵀ) have to be transposed.
 That is done in registers, a block of lanes x lanes at a time, by log2(lanes) rounds of two-operand
-shuffles, each a single instruction on x86 and NEON: 0.1 ns a number, where moving single numbers
-costs five times that.
+shuffles, each a single instruction on x86 and NEON.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from backends.llvm.emit import (
     store,
 )
 
-__all__ = ["emit_copy_panels", "emit_transpose_panel"]
+__all__ = ["emit_copy_panels", "emit_transpose_panel", "transpose"]
 
 # Rows are a few hundred bytes each, far apart: too short a run for the hardware to catch on.
 _PREFETCH_ROWS = 8
