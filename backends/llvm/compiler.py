@@ -143,8 +143,9 @@ class Compiler:
             for source, compiled in self._compile(missing):
                 objects[source.key] = compiled
                 self.cache.put(self._entry(source), compiled)
+            if not self.compiled:
+                self.cache.trim()  # it looks at every entry: once a process is often enough
             self.compiled += len(missing)
-            self.cache.trim()
         return objects
 
     def _compile(self, sources: list[KernelSource]) -> list[tuple[KernelSource, bytes]]:
