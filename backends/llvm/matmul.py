@@ -136,7 +136,9 @@ class _Epilogue:
         return se.evaluate(b, [self.result], leaves, context.vector.count)[0]
 
     def indices(self, b: ir.IRBuilder, row: ir.Value) -> list[ir.Value]:
-        """The row's place on each of the outer axes."""
+        """The row's place on each of the outer axes, of which a single row has none."""
+        if len(self.program.space) == 1:
+            return []
         result, rest = [], row
         for extent in reversed(self.program.space[1:-1]):
             result.insert(0, b.urem(rest, constant(extent)))
@@ -146,9 +148,9 @@ class _Epilogue:
     def load(self, b: ir.IRBuilder, context: EpilogueContext, access: Access,
              indices: Sequence[ir.Value], column: ir.Value) -> ir.Value:
         """An operand's values at a vector of columns of a row."""
-        *outer, stride = access.strides
+        stride = access.strides[-1]
         place = constant(access.offset)
-        for index, step in zip((*indices, column), (*outer, stride), strict=False):
+        for index, step in zip((*indices, column), access.strides, strict=True):
             if step:
                 place = b.add(place, b.mul(index, constant(step)))
         lanes = context.vector.count
