@@ -3,10 +3,10 @@
 The register tile is given by the registers (`outer_tile`), the depth of a block of k by L1, and the
 most of A and B that a thread keeps packed by L2. What is left to choose is a tile of C, the unit
 that threads take. A wide one reads A seldom, a tall one packs B seldom, and small ones keep more
-threads busy to the end; a small cost model weighs that, in multiply-adds, from what was measured.
+threads busy to the end; a rough cost model weighs that, in multiply-adds.
 
-Measured on a Zen 3 core (AVX2, 32 KiB L1, 512 KiB L2), the machine shared with other work, so as
-shares of what a micro-kernel alone reached in the same milliseconds:
+Measured on a Zen 3 core (AVX2, 32 KiB L1, 512 KiB L2) by CPU time, the machine shared with other
+work, so as shares of what a micro-kernel alone reached in the same milliseconds, +-5 points:
 
 - [1024, 128]·[688, 128]ᵀ: A as it lies 92 %, packed 85 %: broadcasts with constant displacements
   need no packing. [k, m] is another matter: read as it lies it fills a cache line a step.
@@ -38,10 +38,10 @@ _A_BLOCK_BYTES = 256 * 1024
 _B_BLOCK_BYTES = 256 * 1024
 # Up to so many rows, B [n, k] is multiplied as it lies (dot products) rather than transposed.
 _DOT_MAX_ROWS = 16
-# What it costs to fetch a number into a tile, in multiply-adds: A read as it lies, A packed, B
-# packed, B transposed. Most of it is waiting for L3.
+# About what it costs to fetch a number into a tile, in multiply-adds: A read as it lies, A packed,
+# B packed, B transposed. Packing itself measured 5 for A in L2, 3 for B; the rest is for L3.
 _READ_A, _PACK_A, _PACK_B, _TRANSPOSE_B = 3, 8, 6, 8
-# What handing out a tile costs, in multiply-adds (0.2 microseconds).
+# What handing out a tile is taken to cost, in multiply-adds (0.2 microseconds).
 _TILE_COST = 10_000
 
 

@@ -22,7 +22,7 @@ rows, for which B is not worth packing: it is read as it lies, row by row if sto
 products if stored [n, k].
 
 Nothing is shared between threads, so there is one phase and no barrier. The price is that B is
-packed once for each tile along m (6 multiply-adds' time a number, used block_rows times).
+packed once for each tile along m: some 6 multiply-adds a number, for block_rows of use.
 """
 
 from collections.abc import Callable
@@ -260,7 +260,7 @@ class GemmEmitter:
         Sums of the blocks of k before this one are added unless it is the `first`; the `last` one's
         pass through the epilogue. A loop over rows keeps the epilogue's code small: it would stand
         in a micro-kernel once for each of its registers. The detour through scratch, which is in
-        L1, costs some 30 of 800 cycles at k = 128; a tile that needs nothing done skips it.
+        L1, is an estimated 30 of 800 cycles at k = 128; a tile that needs nothing done skips it.
         """
 
         def define(function: ir.Function, b: ir.IRBuilder) -> None:
