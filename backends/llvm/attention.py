@@ -228,8 +228,9 @@ class _Forward(BlockEmitter):
                     b.call(weigh, [scores, count, row, scratch])
                     o = at(b, scratch, "o", b.mul(row, constant(plan.columns)))
                     values = at(b, scratch, "values", b.mul(column, constant(plan.columns)))
-                    across = constant(plan.columns // strip.panel)
-                    b.call(mix, [scores, values, across, count, o, at(b, scratch, "shrink")])
+                    across = constant(strip.panels(self.sizes.width))
+                    depth, shrink = b.sub(seen.end, column), at(b, scratch, "shrink")
+                    b.call(mix, [scores, values, across, depth, o, shrink])
 
         return self.function("attend_block", [I64, I64, I64, POINTER], define)
 

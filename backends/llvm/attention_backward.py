@@ -285,8 +285,8 @@ class _Backward(BlockEmitter):
         return self.function("row_block", [I64] * 4 + [POINTER], define)
 
     def row_strip(self) -> ir.Function:
-        """`void f(row, place, key0, panels, first, stop, core_first, core_stop, scratch)`: p and ds
-        of a strip of rows, at number `place` of their arrays, and what it adds to dq."""
+        """`void f(row, place, key0, panels, *visible, scratch)`: p and ds of a strip of rows, at
+        number `place` of their arrays, and what it adds to dq."""
         strip, plan, sizes, at = self.strip, self.plan, self.sizes, self.scratch.at
         score = self.product("score", Product(
             a_row=plan.columns, a_depth=1, b_panel=sizes.width * strip.panel, b_depth=strip.panel,
@@ -300,12 +300,12 @@ class _Backward(BlockEmitter):
 
         def define(b, row, place, key0, panels, *more):
             *visible, scratch = more
-            first, stop = visible[:2]
+            first, stop, *_, end = visible
             p, ds = (at(b, scratch, name, place) for name in ("p", "ds"))
             some = b.icmp_signed("<", first, stop)
             with b.if_then(some):
                 column = b.mul(first, constant(strip.panel))
-                used, numbers = b.sub(stop, first), b.mul(b.sub(stop, first), constant(strip.panel))
+                used, depth = b.sub(stop, first), b.sub(end, column)
                 deep = b.mul(column, constant(sizes.width))
                 padded_row = b.mul(row, constant(plan.columns))
                 for left, right, result in (("q", "keys", p), ("do", "values", ds)):
@@ -320,14 +320,14 @@ class _Backward(BlockEmitter):
                 b.call(add_dq, [
                     self.at(b, ds, column),
                     at(b, scratch, "key_rows", b.mul(column, constant(plan.columns))),
-                    constant(plan.columns // strip.panel), numbers,
+                    constant(strip.panels(self.sizes.width)), depth,
                     at(b, scratch, "dq", padded_row),
                 ])  # fmt: skip
             for array in (p, ds):
                 b.call(clear, [array, constant(0), b.select(some, first, panels)])
                 b.call(clear, [array, b.select(some, stop, panels), panels])
 
-        return self.function("row_strip", [I64] * 8 + [POINTER], define)
+        return self.function("row_strip", [I64] * 9 + [POINTER], define)
 
     def differentiate(self, masked: bool) -> ir.Function:
         """`void f(place, key0, first, panels, row, scratch)`: of a strip, scores to p and do vᵀ to
@@ -386,7 +386,7 @@ class _Backward(BlockEmitter):
             strip_rows = constant(strip.rows)
             first = b.udiv(key_first, strip_rows)
             stop = b.udiv(b.add(key_stop, constant(strip.rows - 1)), strip_rows)
-            across = constant(plan.columns // strip.panel)
+            across = constant(strip.panels(self.sizes.width))
             with self.count_up(b, first, stop) as s:
                 key = b.mul(s, strip_rows)
                 for left, right, result in (("p", "do", "dv"), ("ds", "q", "dk")):

@@ -92,9 +92,13 @@ class Strip:
     def panel(self) -> int:
         return self.vectors * self.lanes
 
+    def panels(self, width: int) -> int:
+        """The panels that `width` columns take."""
+        return -(-width // self.panel)
+
     def columns(self, width: int) -> int:
         """`width` rounded up to whole panels."""
-        return _round_up(width, self.panel)
+        return self.panels(width) * self.panel
 
 
 class Scratch:
@@ -431,7 +435,8 @@ class BlockEmitter:
         stop = within(b.ashr(b.add(max_hi, last), shift), first, panels)
         core_first = within(b.ashr(b.add(max_lo, last), shift), first, stop)
         core_stop = within(b.ashr(min_hi, shift), core_first, stop)
-        return Visible(first, stop, core_first, core_stop)
+        end = e.minimum(b, max_hi, b.mul(panels, constant(panel)))
+        return Visible(first, stop, core_first, core_stop, end)
 
     def seen(self, b, row_lo, row_hi, key0: ir.Value, r: ir.Value) -> list[ir.Value]:
         """Which keys of a panel, the first of them `key0`, row r of a strip sees: a mask for each
@@ -459,16 +464,18 @@ class BlockEmitter:
 
 @dataclass(frozen=True)
 class Visible:
-    """The panels [first, stop) hold a strip's hull, [core_first, core_stop) of them its core."""
+    """The panels [first, stop) hold a strip's hull, [core_first, core_stop) of them its core; `end`
+    is the column after the last key in the hull."""
 
     first: ir.Value
     stop: ir.Value
     core_first: ir.Value
     core_stop: ir.Value
+    end: ir.Value
 
     @property
     def panels(self) -> tuple[ir.Value, ...]:
-        return self.first, self.stop, self.core_first, self.core_stop
+        return self.first, self.stop, self.core_first, self.core_stop, self.end
 
     def runs(self, b: ir.IRBuilder) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
         """(first panel, panels, whether to mask) of the edge before the core, the core, and the
