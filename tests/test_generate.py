@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from euler_ir import interpreter
-from euler_ir.builder import Builder
 from euler_ir.errors import EulerError
-from euler_ir.types import F32, F64, I32
-from model.blocks import Positions
+from euler_ir.types import F32, F64
 from model.config import PRESETS, shrink
 from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
-from model.transformer import hidden_states, logits, rotary_inputs, weight_inputs
 from runtime import generate
 from runtime.checkpoint import CheckpointWriter
 from runtime.cli import run_command
@@ -26,14 +23,17 @@ from runtime.engine import Model
 from runtime.generation import CONTEXT_FULL, END_OF_TEXT, MAX_TOKENS, Generator, load_trained
 from runtime.gradcheck import well_conditioned_weights
 from runtime.sampler import Sampler
+from tests.models import logits_function
 from tests.runners import BACKENDS, backend
 
 ROOT = Path(__file__).parent.parent
 GROUPED = replace(shrink(PRESETS["nano-1m"]), context=32)
 PLAIN = replace(shrink(PRESETS["llama-124m"]), context=32)
+LEARNED = replace(shrink(PRESETS["gpt2-124m"]), context=32)
 TOKENS = np.random.default_rng(5).integers(0, GROUPED.vocabulary, 20).tolist()
 every_backend = pytest.mark.parametrize("name", BACKENDS)
-grouped_or_not = pytest.mark.parametrize("config", [GROUPED, PLAIN], ids=["grouped", "plain"])
+every_kind = pytest.mark.parametrize("config", [GROUPED, PLAIN, LEARNED],
+                                     ids=["grouped", "plain", "learned"])
 
 
 def model(config, dtype=F32) -> Model:
@@ -54,22 +54,22 @@ def generator(name="reference", config=GROUPED, chunk=8, **options) -> Generator
     return result
 
 
+@cache
+def logits_at_every_position(config, time: int):
+    return logits_function(config, 1, time, F64)
+
+
 def full_logits(config, tokens) -> np.ndarray:
     """Logits at every position, [T, V], of one forward pass without a cache, in f64."""
     time = len(tokens)
-    with Builder("forward") as b:
-        weights = weight_inputs(b, config, F64)
-        cos, sin = (b.part(table, 0, 0, time) for table in rotary_inputs(b, config, F64))
-        ids, lo, hi = (b.input(x, I32, (1, time)) for x in ("tokens", "lo", "hi"))
-        hidden, _ = hidden_states(b, config, weights, ids, Positions(cos, sin, lo, hi))
-        function = b.function({"logits": logits(b, weights, hidden, 1)})
     inputs = {"tokens": np.array([tokens]), "lo": np.zeros((1, time)),
               "hi": np.arange(1, time + 1)[None]}
-    return interpreter.run(function, {**model(config, F64).bound, **inputs})["logits"][0, :, 0]
+    function = logits_at_every_position(config, time)
+    return interpreter.run(function, {**model(config, F64).bound, **inputs})["logits"][0]
 
 
 @every_backend
-@grouped_or_not
+@every_kind
 @pytest.mark.parametrize("chunk", [8, 32])
 @pytest.mark.parametrize("sizes", [(1,) * 20, (7, 1, 12), (1, 19), (20,), (8, 8, 4), (3, 9, 8)],
                          ids=str)
@@ -84,7 +84,7 @@ def test_logits_with_the_cache_are_those_of_a_full_forward_pass(name, config, ch
 
 
 @every_backend
-@grouped_or_not
+@every_kind
 def test_a_text_that_fills_the_context_is_right_to_its_last_token(name, config):
     tokens = np.random.default_rng(6).integers(0, config.vocabulary, 32).tolist()
     expected = full_logits(config, tokens)
