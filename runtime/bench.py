@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     config, dtype = preset(arguments.preset), precision(arguments.precision)
     context = arguments.context or config.context
-    config = replace(config, context=context)  # position tables as long as the rows
+    config = replace(config, context=max(context, config.context))  # tables for longer rows
     backend = create(arguments.backend, threads=arguments.threads, timed=not arguments.json)
     cases = MODES[arguments.mode](config, backend, arguments.batch_size, context, dtype)
     cases[0].run()

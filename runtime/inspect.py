@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     config, dtype = preset(arguments.preset), precision(arguments.precision)
     context = arguments.context or config.context
-    config = replace(config, context=context)
+    config = replace(config, context=max(context, config.context))  # tables for longer rows
     backend = create(arguments.backend)
     found = functions(config, arguments.batch_size, context, dtype)
     if arguments.function not in found:

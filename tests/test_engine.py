@@ -11,14 +11,15 @@ from backends.backend import create
 from euler_ir.autodiff import value_and_grad
 from euler_ir.interpreter import run
 from euler_ir.types import F32, F64
-from model.config import PRESETS, ModelConfig, shrink
+from model.config import PRESETS, shrink
 from model.objective import loss_function
 from model.optimizer import AdamWConfig
 from model.parameters import parameters
 from model.transformer import rotary_tables
-from runtime.batches import MicroBatch, StepBatch
+from runtime.batches import MicroBatch
 from runtime.engine import Evaluator, Model, Trainer
 from runtime.execute import compile_function
+from tests.models import micro_batch, step_batch
 
 TINY = shrink(PRESETS["nano-1m"])
 BACKENDS = {name: create(name) for name in ("reference", "llvm")}
@@ -27,25 +28,6 @@ BACKENDS = {name: create(name) for name in ("reference", "llvm")}
 @pytest.fixture(params=list(BACKENDS))
 def backend(request):
     return BACKENDS[request.param]
-
-
-def micro_batch(config: ModelConfig, rows: int, time: int, seed: int,
-                keep: int | None = None) -> MicroBatch:
-    """Random tokens and targets, of which the first `keep` positions (all rows) are supervised."""
-    generator = np.random.default_rng(seed)
-    targets = generator.integers(0, config.vocabulary,
-                                 (rows, time, config.prediction_heads)).astype(np.int32)
-    if keep is not None:
-        targets.reshape(rows * time, -1)[keep:] = -1
-    shape = (rows, time)
-    return MicroBatch(generator.integers(0, config.vocabulary, shape).astype(np.int32), targets,
-                      np.zeros(shape, np.int32),
-                      np.broadcast_to(np.arange(1, time + 1, dtype=np.int32), shape).copy())
-
-
-def step_batch(*micro_batches: MicroBatch) -> StepBatch:
-    counts = sum((batch.targets >= 0).sum((0, 1)) for batch in micro_batches)
-    return StepBatch(tuple(micro_batches), counts)
 
 
 def joined(*micro_batches: MicroBatch) -> MicroBatch:
