@@ -1,10 +1,14 @@
 """The parameters of a model: names, shapes, initial values, weight decay.
 
-Initialisation follows GPT-2 (Radford et al. 2019; openai/gpt-2, src/model.py): matrices are normal
-with deviation 0.02, those that write to the residual stream divided by √(2·layers), so that its
-variance does not grow with depth, learned positions with 0.01; norms start at one, biases at zero.
-Every tensor draws from its own counter-based stream, keyed by the seed and its name: values depend
-on neither the order nor the number of the others.
+Initial values are normal. The GPT-2 kind follows its model (Radford et al. 2019; openai/gpt-2,
+src/model.py): deviation 0.02, learned positions 0.01. The nano and llama kinds take 1/√inputs for
+the layers' matrices, which keeps the variance of what passes through (LeCun et al. 1998, "Efficient
+BackProp"), 1 for the embedding, the scale at which it enters the residual stream beside them, and
+0.02 for the heads, so that training starts near the uniform prediction; benchmarks/default-run.md
+compares the two. In all kinds matrices that write to the residual stream are divided by √(2·layers),
+so that its variance does not grow with depth (GPT-2), norms start at one and biases at zero. Every
+tensor draws from its own counter-based stream, keyed by the seed and its name: values depend on
+neither the order nor the number of the others.
 
 Weight decay acts on everything with more than one axis: the embedding (once, also where it is the
 head too), learned positions, heads and the layers' matrices; not on norms and biases.
@@ -64,11 +68,19 @@ class Parameter:
 _STD, _POSITION_STD = 0.02, 0.01
 
 
+def _embedding_std(config: ModelConfig) -> float:
+    return _STD if config.kind == "gpt2" else 1.0
+
+
+def _matrix_std(config: ModelConfig, inputs: int) -> float:
+    return _STD if config.kind == "gpt2" else 1.0 / math.sqrt(inputs)
+
+
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """All parameters in the order of the forward pass. Matrices are [outputs, inputs]."""
     width, padding = config.width, config.padded_vocabulary - config.vocabulary
-    result = [Parameter("embedding.weight", (config.vocabulary, width), _STD, padding=padding,
-                        looked_up=not config.tied_head)]
+    result = [Parameter("embedding.weight", (config.vocabulary, width),
+                        _embedding_std(config), padding=padding, looked_up=not config.tied_head)]
     if config.parts.positions == "learned":
         result.append(Parameter("positions.weight", (config.context, width), _POSITION_STD,
                                 looked_up=True))
@@ -82,23 +94,23 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
 
 
 def _layer(config: ModelConfig, layer: str) -> Iterator[Parameter]:
-    residual_std = _STD / math.sqrt(2 * config.layers)
+    residual = 1.0 / math.sqrt(2 * config.layers)
     width, hidden, head = config.width, config.hidden, config.head_size
     yield from _norm(config, f"{layer}.attention_norm")
     qkv_rows = (config.heads + 2 * config.kv_heads) * head
-    yield from _linear(config, f"{layer}.attention.qkv", qkv_rows, width, _STD)
-    yield from _linear(config, f"{layer}.attention.output", width, config.heads * head,
-                       residual_std)
+    yield from _linear(config, f"{layer}.attention.qkv", qkv_rows, width)
+    yield from _linear(config, f"{layer}.attention.output", width, config.heads * head, residual)
     yield from _norm(config, f"{layer}.mlp_norm")
     if config.parts.mlp == "gelu":
-        yield from _linear(config, f"{layer}.mlp.up", hidden, width, _STD)
+        yield from _linear(config, f"{layer}.mlp.up", hidden, width)
     else:
-        yield from _linear(config, f"{layer}.mlp.gate_up", 2 * hidden, width, _STD)
-    yield from _linear(config, f"{layer}.mlp.down", width, hidden, residual_std)
+        yield from _linear(config, f"{layer}.mlp.gate_up", 2 * hidden, width)
+    yield from _linear(config, f"{layer}.mlp.down", width, hidden, residual)
 
 
 def _linear(config: ModelConfig, name: str, outputs: int, inputs: int,
-            std: float) -> Iterator[Parameter]:
+            scale: float = 1.0) -> Iterator[Parameter]:
+    std = scale * _matrix_std(config, inputs)
     yield Parameter(f"{name}.weight", (outputs, inputs), std)
     if config.parts.biases:
         yield Parameter(f"{name}.bias", (outputs,))

@@ -27,7 +27,7 @@ class Recipe:
 #: parameters on, rates are those of GPT-3's models of like size (Brown et al. 2020,
 #: arXiv:2005.14165, table 2.1).
 RECIPES = {
-    "nano-1m": Recipe(batch_size=4, steps=2000, lr=3e-3, warmup=50),
+    "nano-1m": Recipe(batch_size=2, steps=2400, lr=2e-3, warmup=100),
     "nano-10m": Recipe(batch_size=8, steps=2000, lr=1e-3, warmup=100),
     "nano-116m": Recipe(batch_size=8, steps=5000, lr=6e-4, warmup=200),
     "llama-124m": Recipe(batch_size=4, steps=5000, lr=6e-4, warmup=200),
