@@ -5,10 +5,10 @@ src/model.py): deviation 0.02, learned positions 0.01. The nano and llama kinds 
 the layers' matrices, which keeps the variance of what passes through (LeCun et al. 1998, "Efficient
 BackProp"), 1 for the embedding, the scale at which it enters the residual stream beside them, and
 0.02 for the heads, so that training starts near the uniform prediction; benchmarks/default-run.md
-compares the two. In all kinds matrices that write to the residual stream are divided by √(2·layers),
-so that its variance does not grow with depth (GPT-2), norms start at one and biases at zero. Every
-tensor draws from its own counter-based stream, keyed by the seed and its name: values depend on
-neither the order nor the number of the others.
+compares the two. In all kinds matrices that write to the residual stream are divided by
+√(2·layers), so that its variance does not grow with depth (GPT-2), norms start at one and biases at
+zero. Every tensor draws from its own counter-based stream, keyed by the seed and its name: values
+depend on neither the order nor the number of the others.
 
 Weight decay acts on everything with more than one axis: the embedding (once, also where it is the
 head too), learned positions, heads and the layers' matrices; not on norms and biases.

@@ -6,9 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.generation import Generator
-from runtime.sampler import Sampler
-
 from backends.backend import create
 from euler_ir.errors import EulerError
 from model.config import PRESETS
@@ -16,7 +13,9 @@ from model.optimizer import SCHEDULES
 from runtime.checkpoint import load_checkpoint
 from runtime.cli import INTERRUPTED, OK, Parser, integer, number, run_command
 from runtime.dump import Dump
+from runtime.generation import Generator
 from runtime.run_directory import claim_run_directory, new_run_directory
+from runtime.sampler import Sampler
 from runtime.settings import Settings
 from runtime.training import Run, read_settings
 
@@ -44,7 +43,7 @@ def parser() -> Parser:
     p.add_argument("--checkpoint-every", type=integer(1), metavar="N",
                    help="steps between checkpoints (10)")
     p.add_argument("--seed", type=integer(0, 2**63 - 1), metavar="S", help="of everything random")
-    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all there are)")
+    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all)")
     p.add_argument("--cpu-features", metavar="LIST", help="LLVM features, such as -avx512f")
     p.add_argument("--dump-ir", metavar="DIR", help="write down every stage of the compiler")
     p.add_argument("--resume", metavar="DIR", help="go on with a run directory or checkpoint")
