@@ -18,7 +18,7 @@ def combine(b: ir.IRBuilder, kind: str, x: ir.Value, y: ir.Value, dtype: DType) 
     """x and y taken together by a reduction of `kind` sum, max or min; NaN wins in the latter."""
     if kind != "sum":
         return se.maximum(b, x, y, dtype, larger=kind == "max")
-    return b.fadd(x, y) if dtype.is_float else b.add(x, y)
+    return b.fadd(x, y, flags=("contract",)) if dtype.is_float else b.add(x, y)
 
 
 def neutral(kind: str, dtype: DType, lanes: int) -> ir.Constant:

@@ -282,7 +282,7 @@ def _loops(program: RowProgram, order, varying, levels):
     reductions = [x for x in order if is_reduction(x)]
     last = max([levels[x] for x, _ in (*stores, *program.column_sums)]
                + [levels[r] - 1 for r in reductions], default=-1)
-    cost = _cone_costs(order, program)
+    cost = _cone_costs(order, varying, program)
     stored = {x for x, _ in program.stores}
     first_seen: dict[Expr, int] = {}
     keeps: dict[Expr, int] = {}
@@ -323,12 +323,14 @@ def _own_cost(x: Expr, program: RowProgram) -> int:
     return _COST.get(x.op, 1)
 
 
-def _cone_costs(order: tuple[Expr, ...], program: RowProgram) -> dict[Expr, int]:
-    """The cost of computing each expression from the operands; shared parts count every time."""
+def _cone_costs(order: tuple[Expr, ...], varying: frozenset[Expr],
+                program: RowProgram) -> dict[Expr, int]:
+    """The cost of computing each expression from the operands, once what does not vary along the
+    row is known; shared parts count every time."""
     costs: dict[Expr, int] = {}
     for x in order:
-        below = 0 if is_reduction(x) else sum(costs[arg] for arg in x.args)
-        costs[x] = min(_own_cost(x, program) + below, 10**6)
+        below = sum(costs[arg] for arg in x.args)
+        costs[x] = min(_own_cost(x, program) + below, 10**6) if x in varying else 0
     return costs
 
 
