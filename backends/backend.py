@@ -13,7 +13,12 @@ from euler_ir.plan import Kernel, Plan
 
 
 class Program(Protocol):
-    """A linked plan."""
+    """A linked plan.
+
+    Where the backend can tell, `times()` gives the node and the seconds of each launch in the last
+    run, in order; None stands for a final copy."""
+
+    plan: Plan
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One execution: inputs that were not bound at link time by name, all outputs that are

@@ -16,6 +16,7 @@ Anything else is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -42,6 +43,8 @@ class Parser(argparse.ArgumentParser):
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> int:
     """Run a command and turn the way it ends into an exit code (see the module's table)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may write what a terminal cannot show
     try:
         code = main(argv) or OK
         sys.stdout.flush()  # a broken pipe shows here at the latest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -91,6 +92,26 @@ def test_a_text_that_fills_the_context_is_right_to_its_last_token(name, config):
     text = generator(name, config, chunk=7)  # does not divide 32: the last chunks overlap
     np.testing.assert_allclose(text.extend(tokens[:30]), expected[29], atol=1e-5)
     np.testing.assert_allclose(text.extend(tokens[30:]), expected[31], atol=1e-5)
+
+
+def test_no_program_is_asked_to_go_past_the_end_of_the_cache(monkeypatch):
+    """Not even with the padding of a chunk, whatever the ops would do with it."""
+    text, spans = Generator(model(LEARNED), backend("reference"), chunk=7), []
+
+    def recorded(program):
+        def run(inputs):
+            start = int(inputs["position"])
+            spans.append((start, start + inputs["tokens"].shape[1]))
+            return run_program(inputs)
+        run_program = program.run
+        return run
+
+    for program in (text._decode, text._prefill):
+        monkeypatch.setattr(program, "run", recorded(program))
+    for prompt in range(1, 33):
+        text.reset()
+        list(text.stream((TOKENS * 2)[:prompt], 40, Sampler()))
+    assert min(start for start, _ in spans) == 0 and max(stop for _, stop in spans) == 32
 
 
 @every_backend
@@ -309,9 +330,13 @@ def test_a_checkpoint_of_another_shape_is_an_error(tmp_path, capsys):
     assert "layers.0.mlp.gate_up.weight has shape [22, 8], not [24, 8]" in written
 
 
-def test_the_command_as_a_process(run):
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "\N{REPLACEMENT CHARACTER}"),
+                                                 ("ascii", "?")])
+def test_the_command_as_a_process(run, encoding, shown):
+    """A prompt that is no text, on a terminal that can show it or not."""
     done = subprocess.run([sys.executable, "-m", "runtime.generate", "--checkpoint", str(run),
-                           "--prompt", "ros\udce9", "--max-tokens", "3"], cwd=ROOT,
-                          capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("ros\N{REPLACEMENT CHARACTER}")
+                           "--backend", "reference", "--prompt", b"ros\xe9", "--max-tokens", "3"],
+                          cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
+                          env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and done.stdout.startswith("ros" + shown)
     assert done.stderr.startswith("3 tokens")
