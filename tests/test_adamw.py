@@ -65,8 +65,8 @@ def test_gradients_whose_squares_overflow_f32_are_scaled_to_the_clip(backend):
         g = b.input("g", F32, (4,))
         zero = b.full(0.0, F32, (4,))
         norm = b.global_norm([g])
-        _, m, _ = b.apply(AdamW((0.0,)), zero, g, zero, zero, b.full(0.1, F32), b.full(0, I32), norm,
-                          b.full(float("inf"), F32))
+        scalars = b.full(0.1, F32), b.full(0, I32), norm, b.full(float("inf"), F32)
+        _, m, _ = b.apply(AdamW((0.0,)), zero, g, zero, zero, *scalars)
         f = b.function({"norm": norm, "m": m})
     got = compile_function(f, create(backend)).run({"g": np.full(4, 1e20, np.float32)})
     np.testing.assert_allclose(got["norm"], 2e20, rtol=1e-6)
