@@ -170,13 +170,13 @@ def test_logits_are_those_of_transformers(torch, dtype, tolerance):
     transformers = pytest.importorskip("transformers")
     config = ModelConfig("gpt2", width=48, heads=3, kv_heads=3, layers=3, context=32,
                          vocabulary=101, hidden=192, tied_head=True)
+    torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=101, n_positions=32, n_embd=48, n_layer=3, n_head=3, bos_token_id=0,
         eos_token_id=0, attn_implementation="eager")).eval().to(getattr(torch, dtype.numpy.name))
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in theirs.parameters():
-            tensor += 0.2 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            tensor += 0.2 * torch.randn(tensor.shape, dtype=tensor.dtype)
     batch = micro_batch(config, 2, 32, 0)
     with torch.no_grad():
         expected = theirs(torch.tensor(batch.tokens.astype(np.int64))).logits.numpy()
@@ -184,5 +184,5 @@ def test_logits_are_those_of_transformers(torch, dtype, tolerance):
     model.load(hugging_face_weights(theirs))
     got = compile_function(logits_function(config, 2, 32, dtype), backend("llvm")).run(
         {**model.bound, "tokens": batch.tokens, "lo": batch.lo, "hi": batch.hi})["logits"]
-    assert np.abs(expected).max() > 5
+    assert np.abs(expected).max() > 3  # no trivial agreement
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
