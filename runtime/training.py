@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,11 @@ class Data:
             raise EulerError("token shards need the tokenizer they were made with: --tokenizer")
         texts = load_text(paths)
         size = preset(settings.preset).vocabulary
-        self.tokenizer = train_tokenizer([text.text for text in texts], size)
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            self.tokenizer = train_tokenizer([text.text for text in texts], size)
+        for note in notes:
+            print(note.message, file=sys.stderr)
         documents = [encode(text, self.tokenizer) for text in texts]
         return TokenStream(documents, self.tokenizer.vocabulary_size)
 
