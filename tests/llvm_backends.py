@@ -10,6 +10,7 @@ from backends.llvm.backend import LLVMBackend
 from backends.llvm.compiler import Compiler
 from euler_ir.builder import Builder
 from euler_ir.graph import Function
+from euler_ir.types import BOOL
 from runtime.execute import link_function
 from tests.llvm_runner import TARGETS
 
@@ -31,6 +32,25 @@ def apply(build, *types) -> Function:
         results = build(b, *values)
         results = results if isinstance(results, (list, tuple)) else [results]
         return b.function({f"y{i}": value for i, value in enumerate(results)})
+
+
+def limits(dtype) -> tuple[int, int]:
+    info = np.iinfo(dtype.numpy)
+    return int(info.min), int(info.max)
+
+
+def sample(function: Function, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs by name: normal numbers, the whole range of integers, both booleans."""
+    rng = np.random.default_rng(seed)
+    inputs = {}
+    for value in function.inputs:
+        if value.dtype.is_float:
+            array = rng.standard_normal(value.shape)
+        else:
+            low, high = (0, 1) if value.dtype is BOOL else limits(value.dtype)
+            array = rng.integers(low, high, value.shape, dtype=np.int64, endpoint=True)
+        inputs[value.name] = np.asarray(array).astype(value.dtype.numpy)
+    return inputs
 
 
 def run_with_threads(function: Function, inputs: dict[str, np.ndarray], target: str = "host"):

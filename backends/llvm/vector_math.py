@@ -176,7 +176,7 @@ def _horner(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def _power_of_two(n: Expr) -> Expr:
-    """2ⁿ from its bits, for n in the range of normal numbers; bits of n above the ninth drop out."""
+    """2ⁿ, for n in the range of normal numbers; its bits above the ninth drop out."""
     return ((n + 127) << 23).bitcast(F32)
 
 
