@@ -26,27 +26,20 @@ from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
-from backends.llvm.attention_blocks import (
-    BlockEmitter,
-    Product,
-    Scratch,
-    Sizes,
-    Strip,
-    Visible,
-    across_lanes,
-    add_range_arrays,
-    exp,
-    larger_int,
-)
+from backends.llvm.attention_blocks import Scratch, Sizes, clearing_kernel, register_tile, whole
+from backends.llvm.attention_strips import Product, StripEmitter, Visible, add_range_arrays
 from backends.llvm.emit import I32, I64, POINTER, constant
+from backends.llvm.folding import fold
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.lowering import lowers
 from backends.llvm.target import Target
 from euler_ir import ops
 from euler_ir.graph import Node
 
-__all__ = ["attention_backward"]
+__all__ = ["attention_backward", "backward_kernel"]
 
+# Rows of a block: p and ds of a block stay in L2. From 24 to 96 makes no difference that could be
+# measured; blocks of 64 keys cost 10 %.
 _ROWS = 48
 _KEYS = 128
 # Tiles that keep a small machine's cores busy, if the keys can be cut so far.
@@ -63,6 +56,13 @@ def attention_backward(node: Node, target: Target) -> KernelSource:
 
 
 def backward_kernel(sizes: Sizes, target: Target) -> KernelSource:
+    """As `attention_backward`, for sizes that need not be a node's."""
+    key = f"attention_backward {sizes}"
+    if sizes.empty:
+        row_bytes = sizes.batch * sizes.width * sizes.dtype.itemsize
+        dq_bytes = sizes.queries * sizes.heads * row_bytes
+        dk_bytes = sizes.keys * sizes.groups * row_bytes
+        return clearing_kernel(key, [(8, dq_bytes), (9, dk_bytes), (10, dk_bytes)])
     plan = _Plan(sizes, target)
 
     def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
@@ -75,7 +75,7 @@ def backward_kernel(sizes: Sizes, target: Target) -> KernelSource:
     if plan.stretches > 1:
         phases.append(Phase("sum", -(-plan.dq_items // _SUM_ITEMS)))
     return KernelSource(
-        f"attention_backward {sizes}",
+        key,
         tuple(phases),
         emit,
         workspace_bytes=plan.workspace_bytes,
@@ -88,66 +88,63 @@ class _Plan:
 
     def __init__(self, sizes: Sizes, target: Target):
         self.sizes = sizes
-        strip = self.strip = Strip.of(target, sizes)
+        self.tile = tile = register_tile(target, sizes)
         pairs = sizes.batch * sizes.groups
-        self.strips = -(-sizes.queries * sizes.repeat // strip.rows)
-        self.block_strips = min(_ROWS // strip.rows, self.strips)
-        self.block_rows = self.block_strips * strip.rows
-        self.block_keys = min(_KEYS, strip.columns(sizes.keys))
+        self.strips = -(-sizes.queries * sizes.repeat // tile.rows)
+        self.block_strips = min(_ROWS // tile.rows, self.strips)
+        self.block_keys = min(_KEYS, whole(sizes.keys, tile.width))
         blocks = -(-sizes.keys // self.block_keys)
-        self.stretch_blocks = -(-blocks // min(blocks, -(-_TILES // pairs)))
-        self.stretches = -(-blocks // self.stretch_blocks)
-        self.stretch_keys = self.stretch_blocks * self.block_keys
+        stretch_blocks = -(-blocks // min(blocks, -(-_TILES // pairs)))
+        self.stretches = -(-blocks // stretch_blocks)
+        self.stretch_keys = stretch_blocks * self.block_keys
         self.tiles = pairs * self.stretches
-        self.columns = strip.columns(sizes.width)
-        # Rows of p and ds: room for a strip of keys that ends past the block, and an odd number of
-        # cache lines, so that a column of them does not crowd into few of the cache's sets.
-        self.p_row = self.block_keys + strip.panel
+        self.columns = whole(sizes.width, tile.width)
+        self.key_rows = whole(self.block_keys, tile.rows)
+        # Rows of p and ds hold whole strips of keys, and are longer by a bit: with a power of two a
+        # column of them would crowd into few of the cache's sets.
+        self.p_row = whole(self.key_rows + 1, tile.width)
         self.scratch = self._layout()
         self.dq_items = sizes.batch * sizes.queries * sizes.heads * sizes.width
         parts = self.stretches if self.stretches > 1 else 0
         self.workspace_bytes = parts * self.dq_items * sizes.compute.itemsize
 
     def _layout(self) -> Scratch:
-        strip, sizes = self.strip, self.sizes
-        rows, scalar = self.strips * strip.rows, se.value_type(sizes.compute)
-        key_rows = -(-self.block_keys // strip.rows) * strip.rows
+        sizes, tile, columns = self.sizes, self.tile, self.columns
+        rows, scalar = self.strips * tile.rows, se.value_type(sizes.compute)
         scratch = Scratch()
-        add_range_arrays(scratch, sizes, strip, sizes.queries, rows)
+        add_range_arrays(scratch, sizes, tile, sizes.queries, rows)
         for name in ("q", "do", "dq"):
-            scratch.add(name, rows * self.columns, scalar)
+            scratch.add(name, rows * columns, scalar)
         for name in ("log_sum", "delta"):
             scratch.add(name, rows, scalar)
         for name in ("keys", "values"):
             scratch.add(name, self.block_keys * sizes.width, scalar)
-        scratch.add("key_rows", self.block_keys * self.columns, scalar)
+        scratch.add("key_rows", self.block_keys * columns, scalar)
         for name in ("dk", "dv"):
-            scratch.add(name, key_rows * self.columns, scalar)
+            scratch.add(name, self.key_rows * columns, scalar)
         for name in ("p", "ds"):
-            scratch.add(name, self.block_rows * self.p_row, scalar)
+            scratch.add(name, self.block_strips * tile.rows * self.p_row, scalar)
         return scratch
 
 
-class _Backward(BlockEmitter):
+class _Backward(StripEmitter):
+    """Emits the kernel's one or two phases."""
+
     def __init__(self, target: Target, plan: _Plan, module: ir.Module, symbol: str):
-        super().__init__(target, plan.sizes, module, symbol)
-        self.plan, self.scratch = plan, plan.scratch
+        super().__init__(target, plan.sizes, plan.scratch, module, symbol)
+        self.plan = plan
+        self.columns = constant(plan.columns)
 
     def emit_gradients(self) -> None:
         """The first phase: a tile's queries, then its blocks of keys, then dq."""
         sizes, plan = self.sizes, self.plan
-        function = ir.Function(self.module, e.KERNEL_TYPE, self.symbol)
-        args, tile, scratch = function.args
-        b = ir.IRBuilder(function.append_basic_block("entry"))
+        b, args, number, scratch = e.kernel(self.module, self.symbol)
         # The first keys, which causal queries see most of, are handed out first.
-        pairs = constant(sizes.batch * sizes.groups)
-        stretch, pair = b.udiv(tile, pairs), b.urem(tile, pairs)
-        item, group = b.udiv(pair, constant(sizes.groups)), b.urem(pair, constant(sizes.groups))
-        head = b.add(
-            b.mul(b.mul(item, constant(sizes.queries)), constant(sizes.heads)),
-            b.mul(group, constant(sizes.repeat)),
-        )
-        b.call(self.begin(), [args, b.mul(item, constant(sizes.queries)), head, scratch])
+        stretch, pair = e.divide(b, number, sizes.batch * sizes.groups)
+        item, group = e.divide(b, pair, sizes.groups)
+        token0 = b.mul(item, constant(sizes.queries))
+        head = b.add(b.mul(token0, constant(sizes.heads)), b.mul(group, constant(sizes.repeat)))
+        b.call(self.begin(), [args, token0, head, scratch])
         start = b.mul(stretch, constant(plan.stretch_keys))
         stop = e.minimum(b, b.add(start, constant(plan.stretch_keys)), constant(sizes.keys))
         with self.count_up(b, start, stop, plan.block_keys) as key0:
@@ -161,18 +158,18 @@ class _Backward(BlockEmitter):
     def begin(self) -> ir.Function:
         """`void f(args, token0, head, scratch)`: all that is known of the rows, and dq = 0."""
         sizes, plan, at = self.sizes, self.plan, self.scratch.at
-        load_ranges, outer = self.load_ranges(self.scratch), sizes.heads * sizes.width
+        load_ranges, outer = self.load_ranges(), sizes.heads * sizes.width
         pack_q = self.pack_rows("pack_q", outer, sizes.repeat, sizes.scale)
         pack_do = self.pack_rows("pack_do", outer, sizes.repeat)
-        rows, used = plan.strips * self.strip.rows, sizes.queries * sizes.repeat
+        rows, used = plan.strips * self.tile.rows, sizes.queries * sizes.repeat
 
         def define(b, args, token0, head, scratch):
-            lo, hi = (e.address(b, self.operand(b, args, n), token0, I32) for n in (3, 4))
+            lo, hi = (e.address(b, e.operand(b, args, n), token0, I32) for n in (3, 4))
             queries, strips = constant(sizes.queries), constant(plan.strips)
             b.call(load_ranges, [lo, hi, queries, strips, scratch])
             first = b.mul(head, constant(sizes.width))
             for n, name, pack in ((0, "q", pack_q), (7, "do", pack_do)):
-                source = self.element(b, self.operand(b, args, n), first)
+                source = self.element(b, e.operand(b, args, n), first)
                 b.call(pack, [source, at(b, scratch, "keep"), queries, at(b, scratch, name)])
                 rest = at(b, scratch, name, used * plan.columns)
                 self.zero(b, rest, constant((rows - used) * plan.columns))
@@ -180,152 +177,137 @@ class _Backward(BlockEmitter):
             with e.loop(b, constant(rows), 1) as (row, _):
                 for name in ("log_sum", "delta"):
                     e.store(b, ir.Constant(self.scalar, 0.0), at(b, scratch, name, row))
-            o, log_sum = (self.operand(b, args, n) for n in (5, 6))
             with e.loop(b, queries, 1) as (i, _), e.loop(b, constant(sizes.repeat), 1) as (r, _):
                 row = b.add(b.mul(i, constant(sizes.repeat)), r)
                 place = b.add(head, b.add(b.mul(i, constant(sizes.heads)), r))
-                e.store(
-                    b, e.load(b, self.at(b, log_sum, place), self.scalar),
-                    at(b, scratch, "log_sum", row),
-                )  # fmt: skip
-                do = at(b, scratch, "do", b.mul(row, constant(plan.columns)))
-                delta = self.dot(b, do, self.element(b, o, b.mul(place, constant(sizes.width))))
-                e.store(b, delta, at(b, scratch, "delta", row))
+                self.load_statistics(b, args, row, place, scratch)
 
         return self.function("begin", [POINTER, I64, I64, POINTER], define)
 
-    def dot(self, b: ir.IRBuilder, padded: ir.Value, row: ir.Value) -> ir.Value:
-        """The dot product of a padded row of scratch and a row of D numbers."""
-        width, lanes, total = self.sizes.width, self.strip.lanes, self.number(0.0)
-        for start in range(0, width, lanes):
-            mask = e.prefix_mask(lanes, width - start) if width - start < lanes else None
-            left = e.load(b, self.at(b, padded, start), self.vector)
-            right = self.read(b, self.element(b, row, start), mask)
-            total = e.fma(b, left, right, total)
-        return across_lanes(b, total, lambda b, x, y: b.fadd(x, y))
+    def load_statistics(self, b, args, row, place, scratch) -> None:
+        """log_sum and delta = Σ do o of a row, whose results are number `place` of all."""
+        at = self.scratch.at
+        log_sum = e.load(b, self.at(b, e.operand(b, args, 6), place), self.scalar)
+        e.store(b, log_sum, at(b, scratch, "log_sum", row))
+        do = at(b, scratch, "do", b.mul(row, self.columns))
+        o = self.element(b, e.operand(b, args, 5), b.mul(place, constant(self.sizes.width)))
+        total = self.number(0.0)
+        for start, mask in self.starts(self.sizes.width):
+            left = e.load(b, self.at(b, do, start), self.vector)
+            total = e.fma(b, left, self.read(b, self.element(b, o, start), mask), total)
+        delta = fold(b, "sum", [total], self.sizes.compute)
+        e.store(b, delta, at(b, scratch, "delta", row))
 
     def key_block(self) -> ir.Function:
         """`void f(args, place, key0, count, scratch)`: dk and dv of a block of keys, which start at
         number `place` of k and v, and what the block adds to dq."""
         plan, at = self.plan, self.scratch.at
-        pack_keys, pack_block = self.pack_transposed(), self.pack_block()
-        row_block, write = self.row_block(), self.write_keys()
-        block_rows, strips = plan.block_rows, plan.strips
+        pack_block, row_block, write_keys = self.pack_block(), self.row_block(), self.write_keys()
+        strips, block_strips = constant(plan.strips), constant(plan.block_strips)
 
         def define(b, args, place, key0, count, scratch):
             for name in ("dk", "dv"):
-                key_rows = -(-plan.block_keys // self.strip.rows) * self.strip.rows
-                self.zero(b, at(b, scratch, name), constant(key_rows * plan.columns))
-            first, stop = (self.load_index(b, at(b, scratch, "hull", n)) for n in range(2))
+                self.zero(b, at(b, scratch, name), constant(plan.key_rows * plan.columns))
+            first, stop = (self.load_bound(b, scratch, "hull", n) for n in range(2))
             some = b.and_(
                 b.icmp_signed("<", key0, stop), b.icmp_signed("<", first, b.add(key0, count))
             )
             with b.if_then(some):
-                k, v = (self.element(b, self.operand(b, args, n), place) for n in (1, 2))
-                b.call(pack_keys, [k, count, at(b, scratch, "keys")])
-                b.call(pack_keys, [v, count, at(b, scratch, "values")])
-                b.call(pack_block, [k, key0, count, scratch])
-                panels = b.udiv(self.round_up(b, count), constant(self.strip.panel))
-                with e.loop(b, constant(strips), plan.block_strips) as (strip0, _):
-                    stop = e.minimum(
-                        b, b.add(strip0, constant(plan.block_strips)), constant(strips)
-                    )
-                    b.call(row_block, [strip0, stop, key0, panels, scratch])
+                b.call(pack_block, [args, place, key0, count, scratch])
+                panels = b.udiv(self.whole_panels(b, count), constant(self.tile.width))
+                with e.loop(b, strips, plan.block_strips) as (strip0, _):
+                    strip_stop = e.minimum(b, b.add(strip0, block_strips), strips)
+                    b.call(row_block, [strip0, strip_stop, key0, panels, scratch])
             for n, name in ((9, "dk"), (10, "dv")):
-                target = self.element(b, self.operand(b, args, n), place)
-                b.call(write, [at(b, scratch, name), count, target])
+                target = self.element(b, e.operand(b, args, n), place)
+                b.call(write_keys, [at(b, scratch, name), count, target])
 
-        assert block_rows % self.strip.rows == 0
         return self.function("key_block", [POINTER, I64, I64, I64, POINTER], define)
 
     def pack_block(self) -> ir.Function:
-        """`void f(k, key0, count, scratch)`: the block's keys as rows."""
-        sizes, plan, at = self.sizes, self.plan, self.scratch.at
+        """`void f(args, place, key0, count, scratch)`: keys and values as panels, keys as rows."""
+        sizes, at = self.sizes, self.scratch.at
         pack_rows = self.pack_rows("pack_key_rows", sizes.groups * sizes.width, 1)
+        pack_transposed = self.pack_transposed()
 
-        def define(b, k, key0, count, scratch):
-            packed, columns = at(b, scratch, "key_rows"), constant(plan.columns)
+        def define(b, args, place, key0, count, scratch):
+            k, v = (self.element(b, e.operand(b, args, n), place) for n in (1, 2))
+            b.call(pack_transposed, [k, count, at(b, scratch, "keys")])
+            b.call(pack_transposed, [v, count, at(b, scratch, "values")])
+            packed = at(b, scratch, "key_rows")
             b.call(pack_rows, [k, at(b, scratch, "seen", key0), count, packed])
-            rest = b.mul(b.sub(self.round_up(b, count), count), columns)
-            self.zero(b, self.at(b, packed, b.mul(count, columns)), rest)
+            rest = b.sub(self.whole_panels(b, count), count)
+            self.zero(b, self.at(b, packed, b.mul(count, self.columns)), b.mul(rest, self.columns))
 
-        return self.function("pack_block", [POINTER, I64, I64, POINTER], define)
+        return self.function("pack_block", [POINTER, I64, I64, I64, POINTER], define)
 
     def row_block(self) -> ir.Function:
-        """`void f(strip0, strip_stop, key0, panels, scratch)`: a block of query rows meets a block
-        of keys."""
-        strip, plan, at = self.strip, self.plan, self.scratch.at
+        """`void f(strip0, strip_stop, key0, panels, scratch)`: a block of rows meets a block of
+        keys. Only the strips and panels between the first and last that see, or are seen, go on to
+        dk and dv."""
+        tile, plan = self.tile, self.plan
         row_strip, key_strips = self.row_strip(), self.key_strips()
 
         def define(b, strip0, strip_stop, key0, panels, scratch):
             nothing = [strip_stop, strip0, panels, constant(0)]
-            with e.loop(b, b.sub(strip_stop, strip0), 1, nothing) as (offset, seen):
+            with e.loop(b, b.sub(strip_stop, strip0), 1, nothing) as (offset, used):
                 s = b.add(strip0, offset)
-                bounds = at(b, scratch, "bounds", b.mul(s, constant(4)))
-                visible = self.visible_panels(b, bounds, key0, panels)
+                visible = self.visible_panels(b, s, key0, panels, scratch)
+                place = b.mul(offset, constant(tile.rows * plan.p_row))
+                row = b.mul(s, constant(tile.rows))
+                b.call(row_strip, [row, place, key0, panels, *visible.values, scratch])
                 some = b.icmp_signed("<", visible.first, visible.stop)
-                row = b.mul(s, constant(strip.rows))
-                place = b.mul(offset, constant(strip.rows * plan.p_row))
-                b.call(row_strip, [row, place, key0, panels, *visible.panels, scratch])
                 wider = [
-                    e.minimum(b, seen[0], s),
-                    larger_int(b, seen[1], b.add(s, constant(1))),
-                    e.minimum(b, seen[2], visible.first),
-                    larger_int(b, seen[3], visible.stop),
+                    e.minimum(b, used[0], s),
+                    e.maximum(b, used[1], b.add(s, constant(1))),
+                    e.minimum(b, used[2], visible.first),
+                    e.maximum(b, used[3], visible.stop),
                 ]
-                seen[:] = [b.select(some, x, y) for x, y in zip(wider, seen, strict=True)]
-            first, stop, first_panel, panel_stop = seen
+                used[:] = [b.select(some, x, y) for x, y in zip(wider, used, strict=True)]
+            first, stop, *key_panels = used
             with b.if_then(b.icmp_signed("<", first, stop)):
-                row = b.mul(first, constant(strip.rows))
-                rows = b.mul(b.sub(stop, first), constant(strip.rows))
-                offset = b.mul(b.sub(first, strip0), constant(strip.rows * plan.p_row))
-                keys = [b.mul(n, constant(strip.panel)) for n in (first_panel, panel_stop)]
-                b.call(key_strips, [row, rows, offset, *keys, scratch])
+                row = b.mul(first, constant(tile.rows))
+                rows = b.mul(b.sub(stop, first), constant(tile.rows))
+                place = b.mul(b.sub(first, strip0), constant(tile.rows * plan.p_row))
+                keys = [b.mul(n, constant(tile.width)) for n in key_panels]
+                b.call(key_strips, [row, rows, place, *keys, scratch])
 
         return self.function("row_block", [I64] * 4 + [POINTER], define)
 
     def row_strip(self) -> ir.Function:
         """`void f(row, place, key0, panels, *visible, scratch)`: p and ds of a strip of rows, at
         number `place` of their arrays, and what it adds to dq."""
-        strip, plan, sizes, at = self.strip, self.plan, self.sizes, self.scratch.at
+        sizes, plan, at, panel = self.sizes, self.plan, self.scratch.at, self.tile.width
         score = self.product("score", Product(
-            a_row=plan.columns, a_depth=1, b_panel=sizes.width * strip.panel, b_depth=strip.panel,
+            a_row=plan.columns, a_depth=1, b_panel=sizes.width * panel, b_depth=panel,
             c_row=plan.p_row, then="store",
         ))  # fmt: skip
         add_dq = self.product("add_dq", Product(
-            a_row=plan.p_row, a_depth=1, b_panel=strip.panel, b_depth=plan.columns,
-            c_row=plan.columns, then="add",
+            a_row=plan.p_row, a_depth=1, b_panel=panel, b_depth=plan.columns, c_row=plan.columns,
+            then="add",
         ))  # fmt: skip
         inside, edge, clear = self.differentiate(False), self.differentiate(True), self.clear()
+        width, across = constant(sizes.width), constant(plan.columns // panel)
 
         def define(b, row, place, key0, panels, *more):
             *visible, scratch = more
             first, stop, *_, end = visible
             p, ds = (at(b, scratch, name, place) for name in ("p", "ds"))
-            some = b.icmp_signed("<", first, stop)
-            with b.if_then(some):
-                column = b.mul(first, constant(strip.panel))
-                used, depth = b.sub(stop, first), b.sub(end, column)
-                deep = b.mul(column, constant(sizes.width))
-                padded_row = b.mul(row, constant(plan.columns))
+            with b.if_then(b.icmp_signed("<", first, stop)):
+                padded_row, column = b.mul(row, self.columns), b.mul(first, constant(panel))
                 for left, right, result in (("q", "keys", p), ("do", "values", ds)):
-                    b.call(score, [
-                        at(b, scratch, left, padded_row), at(b, scratch, right, deep), used,
-                        constant(sizes.width), self.at(b, result, column),
-                    ])  # fmt: skip
-                for start, some_panels, masked in Visible(*visible).runs(b):
-                    b.call(edge if masked else inside, [
-                        place, key0, start, some_panels, row, scratch,
-                    ])  # fmt: skip
-                b.call(add_dq, [
-                    self.at(b, ds, column),
-                    at(b, scratch, "key_rows", b.mul(column, constant(plan.columns))),
-                    constant(strip.panels(self.sizes.width)), depth,
-                    at(b, scratch, "dq", padded_row),
-                ])  # fmt: skip
+                    a = at(b, scratch, left, padded_row)
+                    right = at(b, scratch, right, b.mul(column, width))
+                    c = self.at(b, result, column)
+                    b.call(score, [a, right, b.sub(stop, first), width, c])
+                for start, some, masked in Visible(*visible).runs(b):
+                    b.call(edge if masked else inside, [place, key0, start, some, row, scratch])
+                key_rows = at(b, scratch, "key_rows", b.mul(column, self.columns))
+                dq, depth = at(b, scratch, "dq", padded_row), b.sub(end, column)
+                b.call(add_dq, [self.at(b, ds, column), key_rows, across, depth, dq])
             for array in (p, ds):
-                b.call(clear, [array, constant(0), b.select(some, first, panels)])
-                b.call(clear, [array, b.select(some, stop, panels), panels])
+                b.call(clear, [array, constant(0), first])
+                b.call(clear, [array, stop, panels])
 
         return self.function("row_strip", [I64] * 9 + [POINTER], define)
 
@@ -333,23 +315,23 @@ class _Backward(BlockEmitter):
         """`void f(place, key0, first, panels, row, scratch)`: of a strip, scores to p and do vᵀ to
         ds in some panels of the block that starts at key `key0`; 0 where `masked` finds a key that
         the row does not see."""
-        strip, plan, at = self.strip, self.plan, self.scratch.at
+        tile, plan, at = self.tile, self.plan, self.scratch.at
 
         def define(b, place, key0, first, panels, row, scratch):
             los, his = (at(b, scratch, name, row) for name in ("row_lo", "row_hi"))
-            with e.loop(b, constant(strip.rows), 1) as (r, _):
+            with e.loop(b, constant(tile.rows), 1) as (r, _):
                 log_sum, delta = (
                     self.spread(b, at(b, scratch, name, b.add(row, r)))
                     for name in ("log_sum", "delta")
                 )
                 start = b.add(place, b.mul(r, constant(plan.p_row)))
                 with e.loop(b, panels, 1) as (offset, _):
-                    column = b.mul(b.add(first, offset), constant(strip.panel))
+                    column = b.mul(b.add(first, offset), constant(tile.width))
                     seen = self.seen(b, los, his, b.add(key0, column), r) if masked else None
-                    for v in range(strip.vectors):
-                        number = b.add(b.add(start, column), constant(v * strip.lanes))
+                    for v in range(tile.vectors):
+                        number = b.add(b.add(start, column), constant(v * tile.lanes))
                         p, ds = (at(b, scratch, name, number) for name in ("p", "ds"))
-                        weight = exp(b, b.fsub(e.load(b, p, self.vector), log_sum))
+                        weight = self.exp(b, b.fsub(e.load(b, p, self.vector), log_sum))
                         rest = b.fsub(e.load(b, ds, self.vector), delta)
                         for value, pointer in ((weight, p), (b.fmul(weight, rest), ds)):
                             if masked:
@@ -357,44 +339,43 @@ class _Backward(BlockEmitter):
                             e.store(b, value, pointer)
 
         name = "differentiate_edge" if masked else "differentiate"
-        return self.function(name, [POINTER if n == 5 else I64 for n in range(6)], define)
+        return self.function(name, [I64] * 5 + [POINTER], define)
 
     def clear(self) -> ir.Function:
         """`void f(array, first, stop)`: zeros in a strip's panels [first, stop)."""
-        strip, plan = self.strip, self.plan
+        tile, plan = self.tile, self.plan
 
         def define(b, array, first, stop):
             with self.count_up(b, first, stop) as panel:
-                with e.loop(b, constant(strip.rows), 1) as (r, _):
+                with e.loop(b, constant(tile.rows), 1) as (r, _):
                     place = b.add(
-                        b.mul(r, constant(plan.p_row)), b.mul(panel, constant(strip.panel))
+                        b.mul(r, constant(plan.p_row)), b.mul(panel, constant(tile.width))
                     )
-                    self.zero(b, self.at(b, array, place), constant(strip.panel))
+                    self.zero(b, self.at(b, array, place), constant(tile.width))
 
         return self.function("clear", [POINTER, I64, I64], define)
 
     def key_strips(self) -> ir.Function:
-        """`void f(row, rows, offset, key_first, key_stop, scratch)`: what so many query rows, whose
-        p and ds start at number `offset`, add to dk and dv of some keys of the block."""
-        strip, plan, at = self.strip, self.plan, self.scratch.at
+        """`void f(row, rows, place, key_first, key_stop, scratch)`: what so many query rows, whose
+        p and ds start at number `place`, add to dk and dv of some keys of the block."""
+        tile, plan, at = self.tile, self.plan, self.scratch.at
         add = self.product("add_keys", Product(
-            a_row=1, a_depth=plan.p_row, b_panel=strip.panel, b_depth=plan.columns,
+            a_row=1, a_depth=plan.p_row, b_panel=tile.width, b_depth=plan.columns,
             c_row=plan.columns, then="add",
         ))  # fmt: skip
+        across = constant(plan.columns // tile.width)
 
-        def define(b, row, rows, offset, key_first, key_stop, scratch):
-            strip_rows = constant(strip.rows)
+        def define(b, row, rows, place, key_first, key_stop, scratch):
+            strip_rows = constant(tile.rows)
             first = b.udiv(key_first, strip_rows)
-            stop = b.udiv(b.add(key_stop, constant(strip.rows - 1)), strip_rows)
-            across = constant(strip.panels(self.sizes.width))
+            stop = b.udiv(b.add(key_stop, constant(tile.rows - 1)), strip_rows)
             with self.count_up(b, first, stop) as s:
                 key = b.mul(s, strip_rows)
                 for left, right, result in (("p", "do", "dv"), ("ds", "q", "dk")):
-                    b.call(add, [
-                        at(b, scratch, left, b.add(offset, key)),
-                        at(b, scratch, right, b.mul(row, constant(plan.columns))), across, rows,
-                        at(b, scratch, result, b.mul(key, constant(plan.columns))),
-                    ])  # fmt: skip
+                    a = at(b, scratch, left, b.add(place, key))
+                    right = at(b, scratch, right, b.mul(row, self.columns))
+                    c = at(b, scratch, result, b.mul(key, self.columns))
+                    b.call(add, [a, right, across, rows, c])
 
         return self.function("key_strips", [I64] * 5 + [POINTER], define)
 
@@ -404,7 +385,7 @@ class _Backward(BlockEmitter):
 
         def define(b, source, count, target):
             with e.loop(b, count, 1) as (key, _):
-                row = self.at(b, source, b.mul(key, constant(self.plan.columns)))
+                row = self.at(b, source, b.mul(key, self.columns))
                 place = self.element(b, target, b.mul(key, constant(sizes.groups * sizes.width)))
                 self.copy_out(b, row, place, sizes.dtype, lambda value: value)
 
@@ -415,32 +396,29 @@ class _Backward(BlockEmitter):
         the part of the workspace that belongs to the stretch."""
         sizes, plan, at = self.sizes, self.plan, self.scratch.at
         dtype = sizes.dtype if plan.stretches == 1 else sizes.compute
-        scale = self.number(sizes.scale)
+        kind, scale = se.storage_type(dtype), self.number(sizes.scale)
 
         def define(b, args, head, stretch, scratch):
-            target = self.operand(b, args, 8 if plan.stretches == 1 else 11)
+            target = e.operand(b, args, 8 if plan.stretches == 1 else 11)
             start = b.mul(head, constant(sizes.width))
             if plan.stretches > 1:
                 start = b.add(start, b.mul(stretch, constant(plan.dq_items)))
-            target = e.address(b, target, start, se.storage_type(dtype))
-            queries = constant(sizes.queries)
+            target, queries = e.address(b, target, start, kind), constant(sizes.queries)
             with e.loop(b, queries, 1) as (i, _), e.loop(b, constant(sizes.repeat), 1) as (r, _):
                 row = b.add(b.mul(i, constant(sizes.repeat)), r)
-                source = at(b, scratch, "dq", b.mul(row, constant(plan.columns)))
+                source = at(b, scratch, "dq", b.mul(row, self.columns))
                 place = b.mul(b.add(b.mul(i, constant(sizes.heads)), r), constant(sizes.width))
-                place = e.address(b, target, place, se.storage_type(dtype))
+                place = e.address(b, target, place, kind)
                 self.copy_out(b, source, place, dtype, lambda value: b.fmul(value, scale))
 
         return self.function("write_dq", [POINTER, I64, I64, POINTER], define)
 
     def emit_sum(self, symbol: str) -> None:
         """The second phase: dq is the sum of its parts, those of the first keys first."""
-        plan, lanes = self.plan, self.strip.lanes
-        function = ir.Function(self.module, e.KERNEL_TYPE, symbol)
-        args, tile, _ = function.args
-        b = ir.IRBuilder(function.append_basic_block("entry"))
-        dq, parts = self.operand(b, args, 8), self.operand(b, args, 11)
-        start = b.mul(tile, constant(_SUM_ITEMS))
+        plan, lanes = self.plan, self.tile.lanes
+        b, args, number, _ = e.kernel(self.module, symbol)
+        dq, parts = e.operand(b, args, 8), e.operand(b, args, 11)
+        start = b.mul(number, constant(_SUM_ITEMS))
         stop = e.minimum(b, b.add(start, constant(_SUM_ITEMS)), constant(plan.dq_items))
 
         def add_up(kind: ir.Type, index: ir.Value) -> None:
@@ -450,9 +428,9 @@ class _Backward(BlockEmitter):
                 total = b.fadd(total, e.load(b, part, kind))
             se.store(b, total, self.element(b, dq, index), self.sizes.dtype)
 
-        whole = b.sub(stop, b.urem(b.sub(stop, start), constant(lanes)))
-        with self.count_up(b, start, whole, lanes) as index:
+        vectors_stop = b.sub(stop, b.urem(b.sub(stop, start), constant(lanes)))
+        with self.count_up(b, start, vectors_stop, lanes) as index:
             add_up(self.vector, index)
-        with self.count_up(b, whole, stop) as index:
+        with self.count_up(b, vectors_stop, stop) as index:
             add_up(self.scalar, index)
         b.ret_void()

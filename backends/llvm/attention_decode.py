@@ -7,6 +7,8 @@ registers while the keys run. Only the keys that the query sees are touched. A t
 and key head with the query heads that share it; their scores, one number a key, lie in scratch.
 """
 
+from functools import reduce
+
 from llvmlite import ir
 
 from backends.llvm import emit as e
@@ -16,22 +18,19 @@ from backends.llvm.attention_blocks import (
     BlockEmitter,
     Scratch,
     Sizes,
-    Strip,
-    across_lanes,
-    exp,
-    fold,
     larger,
-    larger_int,
-    load_i32,
+    register_tile,
+    whole,
 )
 from backends.llvm.emit import I32, I64, POINTER, constant
+from backends.llvm.folding import fold
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.packing import transpose
 from backends.llvm.target import Target
 
 __all__ = ["MAX_QUERIES", "decode_kernel"]
 
-# With more queries than this, packing the keys pays.
+# With more queries than this, packing the keys pays (with 2 queries of 3 heads it begins to).
 MAX_QUERIES = 2
 
 # Heads at a time in the sum of values, and for each number of them the vectors side by side that
@@ -40,62 +39,61 @@ _MIX_ROWS = 4
 _MIX_VECTORS = {1: 8, 2: 4, 3: 4, 4: 3}
 
 
-def decode_kernel(sizes: Sizes, target: Target) -> KernelSource:
+def decode_kernel(key: str, sizes: Sizes, target: Target) -> KernelSource:
     """The kernel for at most MAX_QUERIES queries: args q, k, v, lo, hi, o, log_sum."""
-    strip = Strip.of(target, sizes)
-    scalar, columns = se.value_type(sizes.compute), _whole(sizes.width, strip.lanes)
+    lanes, scalar = register_tile(target, sizes).lanes, se.value_type(sizes.compute)
     scratch = Scratch()
-    scratch.add("q", sizes.repeat * columns, scalar)
-    scratch.add("scores", sizes.repeat * _whole(sizes.keys, strip.lanes), scalar)
-    scratch.add("o", sizes.repeat * columns, scalar)
+    scratch.add("q", sizes.repeat * whole(sizes.width, lanes), scalar)
+    scratch.add("scores", sizes.repeat * whole(sizes.keys, lanes), scalar)
+    scratch.add("o", sizes.repeat * whole(sizes.width, lanes), scalar)
     scratch.add("largest", sizes.repeat, scalar)
-    scratch.add("total", sizes.repeat * strip.lanes, scalar)
+    scratch.add("total", sizes.repeat * lanes, scalar)
 
     def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
         _Decode(target, sizes, scratch, module, symbols[0]).emit_kernel()
 
-    return KernelSource(
-        f"attention {sizes}", (Phase("attention", sizes.batch * sizes.groups),), emit,
-        scratch_bytes=scratch.bytes,
-    )  # fmt: skip
+    phase = Phase("attention", sizes.batch * sizes.groups)
+    return KernelSource(key, (phase,), emit, scratch_bytes=scratch.bytes)
 
 
 class _Decode(BlockEmitter):
-    def __init__(self, target: Target, sizes: Sizes, scratch: Scratch, module, symbol: str):
-        super().__init__(target, sizes, module, symbol)
-        self.scratch = scratch
-        self.lanes = self.strip.lanes
-        self.columns = _whole(sizes.width, self.lanes)
-        self.score_row = _whole(sizes.keys, self.lanes)
+    """Emits the kernel's one phase."""
+
+    def __init__(
+        self, target: Target, sizes: Sizes, scratch: Scratch, module: ir.Module, symbol: str
+    ):
+        super().__init__(target, sizes, scratch, module, symbol)
+        self.lanes = self.tile.lanes
+        self.columns = whole(sizes.width, self.lanes)
+        self.score_row = whole(sizes.keys, self.lanes)
         self.key_row = sizes.groups * sizes.width
 
     def emit_kernel(self) -> None:
+        """One query after another, the heads of the group together."""
         sizes, at = self.sizes, self.scratch.at
-        function = ir.Function(self.module, e.KERNEL_TYPE, self.symbol)
-        args, tile, scratch = function.args
-        b = ir.IRBuilder(function.append_basic_block("entry"))
-        item, group = b.udiv(tile, constant(sizes.groups)), b.urem(tile, constant(sizes.groups))
+        b, args, number, scratch = e.kernel(self.module, self.symbol)
+        item, group = e.divide(b, number, sizes.groups)
         with e.loop(b, constant(sizes.queries), 1) as (t, _):
             token = b.add(b.mul(item, constant(sizes.queries)), t)
             head = b.add(b.mul(token, constant(sizes.heads)), b.mul(group, constant(sizes.repeat)))
-            lo, hi = (
-                load_i32(b, e.address(b, self.operand(b, args, n), token, I32)) for n in (3, 4)
-            )
-            lo = b.sext(larger_int(b, lo, I32(0)), I64)
-            hi = b.sext(e.minimum(b, hi, I32(sizes.keys)), I64)
-            count = larger_int(b, b.sub(hi, lo), constant(0))
-            key = b.add(b.mul(item, constant(sizes.keys)), lo)
-            place = b.mul(b.add(b.mul(key, constant(sizes.groups)), group), constant(sizes.width))
             with e.loop(b, constant(sizes.repeat), 1) as (r, _):
                 row = b.mul(b.add(head, r), constant(sizes.width))
+                source = self.element(b, e.operand(b, args, 0), row)
                 packed = at(b, scratch, "q", b.mul(r, constant(self.columns)))
-                source = self.element(b, self.operand(b, args, 0), row)
                 self.copy_row(b, source, packed, self.columns, sizes.scale)
             self.zero(b, at(b, scratch, "o"), constant(sizes.repeat * self.columns))
             self.zero(b, at(b, scratch, "total"), constant(sizes.repeat * self.lanes))
-            some = b.icmp_signed(">", count, constant(0))
-            with b.if_then(some):
-                k, v = (self.element(b, self.operand(b, args, n), place) for n in (1, 2))
+            lo, hi = (
+                b.sext(e.load(b, e.address(b, e.operand(b, args, n), token, I32), I32), I64)
+                for n in (3, 4)
+            )
+            lo = e.maximum(b, lo, constant(0))
+            count = b.sub(e.minimum(b, hi, constant(sizes.keys)), lo)
+            with b.if_then(b.icmp_signed(">", count, constant(0))):
+                key = b.add(b.mul(item, constant(sizes.keys)), lo)
+                place = b.add(b.mul(key, constant(sizes.groups)), group)
+                place = b.mul(place, constant(sizes.width))
+                k, v = (self.element(b, e.operand(b, args, n), place) for n in (1, 2))
                 b.call(self.score(), [k, count, scratch])
                 b.call(self.weigh(), [count, scratch])
                 self.emit_mix(b, v, count, scratch)
@@ -110,11 +108,10 @@ class _Decode(BlockEmitter):
         def define(b, k, count, scratch):
             last = b.sub(count, constant(1))
             with e.loop(b, count, lanes) as (j, _):
-                keys = [
-                    self.element(b, k, b.mul(e.minimum(b, b.add(j, constant(lane)), last),
-                                             constant(self.key_row)))
-                    for lane in range(lanes)
-                ]  # fmt: skip
+                keys = []
+                for lane in range(lanes):
+                    existing = e.minimum(b, b.add(j, constant(lane)), last)
+                    keys.append(self.element(b, k, b.mul(existing, constant(self.key_row))))
                 index = b.add(e.splat(b, j, lanes), ir.Constant(numbers, list(range(lanes))))
                 exists = b.icmp_signed("<", index, e.splat(b, count, lanes))
                 with e.loop(b, constant(sizes.repeat), 1) as (r, _):
@@ -127,7 +124,7 @@ class _Decode(BlockEmitter):
                     if whole < sizes.width:
                         mask = e.prefix_mask(lanes, sizes.width - whole)
                         self.multiply(b, q, keys, constant(whole), sums, mask)
-                    scores = fold(b, lambda b, x, y: b.fadd(x, y), transpose(b, sums))
+                    scores = reduce(b.fadd, transpose(b, sums))
                     scores = b.select(exists, scores, self.number(float("-inf")))
                     place = b.add(b.mul(r, constant(self.score_row)), j)
                     e.store(b, scores, at(b, scratch, "scores", place))
@@ -151,12 +148,12 @@ class _Decode(BlockEmitter):
                 row = at(b, scratch, "scores", b.mul(r, constant(self.score_row)))
                 with e.loop(b, count, lanes, [self.number(LOWEST)]) as (j, most):
                     most[0] = larger(b, e.load(b, self.at(b, row, j), self.vector), most[0])
-                largest = across_lanes(b, most[0], larger)
+                largest = fold(b, "max", most, self.sizes.compute)
                 e.store(b, largest, at(b, scratch, "largest", r))
                 largest = e.splat(b, largest, lanes)
                 with e.loop(b, count, lanes, [self.number(0.0)]) as (j, total):
                     pointer = self.at(b, row, j)
-                    weight = exp(b, b.fsub(e.load(b, pointer, self.vector), largest))
+                    weight = self.exp(b, b.fsub(e.load(b, pointer, self.vector), largest))
                     e.store(b, weight, pointer)
                     total[0] = b.fadd(total[0], weight)
                 e.store(b, total[0], at(b, scratch, "total", b.mul(r, constant(lanes))))
@@ -177,9 +174,7 @@ class _Decode(BlockEmitter):
 
     def mix(self, rows: int, width: int) -> ir.Function:
         """`void f(weights, v, count, o)`: `width` columns of `rows` heads' weighted sums."""
-        lanes = self.lanes
-        starts = range(0, width, lanes)
-        masks = [None if width - s >= lanes else e.prefix_mask(lanes, width - s) for s in starts]
+        starts = self.starts(width)
 
         def define(b, weights, v, count, o):
             sums = [self.number(0.0)] * (rows * len(starts))
@@ -187,7 +182,7 @@ class _Decode(BlockEmitter):
                 row = self.element(b, v, b.mul(j, constant(self.key_row)))
                 values = [
                     self.read(b, self.element(b, row, start), mask)
-                    for start, mask in zip(starts, masks, strict=True)
+                    for start, mask in starts
                 ]
                 for r in range(rows):
                     place = b.add(j, constant(r * self.score_row))
@@ -196,7 +191,7 @@ class _Decode(BlockEmitter):
                         i = r * len(values) + n
                         sums[i] = e.fma(b, weight, value, sums[i])
             for r in range(rows):
-                for n, start in enumerate(starts):
+                for n, (start, _) in enumerate(starts):
                     pointer = self.at(b, o, r * self.columns + start)
                     e.store(b, sums[r * len(starts) + n], pointer)
 
@@ -218,8 +213,3 @@ class _Decode(BlockEmitter):
                 )
 
         return self.function("finish", [POINTER, I64, POINTER], define)
-
-
-def _whole(width: int, lanes: int) -> int:
-    """`width` rounded up to whole vectors."""
-    return -(-width // lanes) * lanes

@@ -4,7 +4,7 @@ Pointers are opaque, addresses are counted in elements, and every load and store
 alignment of one element only: unaligned vector moves cost nothing extra on the CPUs we target.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from llvmlite import ir
@@ -13,7 +13,8 @@ __all__ = [
     "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "bytes_after",
     "clear_bytes", "constant", "copy_bytes", "declare", "divide", "float_type", "fma",
     "item_bytes", "kernel", "load", "load_lanes", "loop", "maximum", "maybe_loop", "minimum",
-    "operand", "prefetch", "prefix_mask", "shuffle", "splat", "store", "store_lanes", "suffix",
+    "operand", "prefetch", "prefix_mask", "private_function", "shuffle", "splat", "store",
+    "store_lanes", "suffix",
 ]  # fmt: skip
 
 VOID = ir.VoidType()
@@ -63,6 +64,24 @@ def kernel(module: ir.Module, symbol: str) -> tuple[ir.IRBuilder, ir.Value, ir.V
     """A new kernel function: a builder at its start, and its arguments args, tile and scratch."""
     function = ir.Function(module, KERNEL_TYPE, symbol)
     return ir.IRBuilder(function.append_basic_block("entry")), *function.args
+
+
+def private_function(
+    module: ir.Module, name: str, kinds: Sequence[ir.Type], define: Callable[..., None]
+) -> ir.Function:
+    """A kernel's private function, defined on first use by `define(builder, *arguments)`.
+
+    Never inlined: a body compiled on its own keeps its registers, and LLVM's time stays linear.
+    """
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(VOID, list(kinds)), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    define(b, *function.args)
+    b.ret_void()
+    return function
 
 
 def operand(b: ir.IRBuilder, args: ir.Value, index: ir.Value | int) -> ir.Value:

@@ -32,7 +32,7 @@ from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm.blocking import Plan
-from backends.llvm.emit import I64, POINTER, VOID, address, constant
+from backends.llvm.emit import I64, POINTER, address, constant
 from backends.llvm.epilogue import Epilogue, EpilogueContext
 from backends.llvm.microkernel import Tile, emit_dot, emit_outer
 from backends.llvm.packing import emit_copy_panels, emit_transpose_panel
@@ -76,7 +76,6 @@ class GemmEmitter:
         self.operands = epilogue.operand_count if epilogue else 0
         self.scalar = e.float_type(plan.dtype)
         self.vector = ir.VectorType(self.scalar, plan.tile.lanes)
-        self.functions: dict[str, ir.Function] = {}
         # Whether sums go from registers to C at once: all of every tile, and they are the result.
         self.direct = (
             plan.form == "outer"
@@ -366,20 +365,10 @@ class GemmEmitter:
         return self.function(f"copy_{name}", kinds, define)
 
     def function(self, name: str, kinds: list[ir.Type], define: Callable) -> ir.Function:
-        """The kernel's private function `name`, defined by `define(function, builder)` once.
-
-        Never inlined: a body compiled on its own keeps its registers, and LLVM's time stays linear.
-        """
-        if name not in self.functions:
-            kind = ir.FunctionType(VOID, kinds)
-            function = ir.Function(self.module, kind, f"{self.symbol}_{name}")
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            self.functions[name] = function
-            b = ir.IRBuilder(function.append_basic_block("entry"))
-            define(function, b)
-            b.ret_void()
-        return self.functions[name]
+        """The kernel's private function `name`, defined by `define(function, builder)` once."""
+        return e.private_function(
+            self.module, f"{self.symbol}_{name}", kinds, lambda b, *_: define(b.function, b)
+        )
 
     # Addresses.
 

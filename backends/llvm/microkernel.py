@@ -33,7 +33,9 @@ from backends.llvm.emit import (
 )
 from backends.llvm.target import Target
 
-__all__ = ["Tile", "dot_columns", "dot_rows", "emit_dot", "emit_outer", "outer_tile"]
+__all__ = [
+    "Tile", "dot_columns", "dot_rows", "emit_dot", "emit_outer", "outer_sums", "outer_tile",
+]  # fmt: skip
 
 # How far ahead of its use B is asked for where it is read as it lies, a short run in each row.
 _PREFETCH_ROWS = 16
@@ -89,14 +91,38 @@ def emit_outer(
     """
     a, b_matrix, depth, out = function.args
     scalar = vector.element
+    ahead = _PREFETCH_ROWS if b_stride > tile.width else 0
+    sums = outer_sums(b, vector, tile, a, b_matrix, depth, a_strides, b_stride, ahead)
+    for r in range(tile.rows):
+        for v in range(tile.vectors):
+            place = constant(r * out_stride + v * tile.lanes)
+            store(b, sums[r * tile.vectors + v], address(b, out, place, scalar))
+
+
+def outer_sums(
+    b: ir.IRBuilder,
+    vector: ir.VectorType,
+    tile: Tile,
+    a: ir.Value,
+    b_matrix: ir.Value,
+    depth: ir.Value,
+    a_strides: tuple[int, int],
+    b_stride: int,
+    ahead: int = 0,
+) -> list[ir.Value]:
+    """The sums of an outer-product tile, row after row, in registers; operands as in `emit_outer`.
+
+    Row p + `ahead` of B is prefetched where `ahead` is not 0.
+    """
+    scalar = vector.element
     zero = ir.Constant(vector, None)
     with loop(b, depth, 1, [zero] * (tile.rows * tile.vectors)) as (p, sums):
         a_column = address(b, a, b.mul(p, constant(a_strides[1])), scalar)
         b_row = address(b, b_matrix, b.mul(p, constant(b_stride)), scalar)
-        if b_stride > tile.width:
+        if ahead:
             for start in range(0, tile.width, 64 // item_bytes(scalar)):
-                ahead = constant(_PREFETCH_ROWS * b_stride + start)
-                prefetch(b, address(b, b_row, ahead, scalar))
+                place = constant(ahead * b_stride + start)
+                prefetch(b, address(b, b_row, place, scalar))
         b_vectors = [
             load(b, address(b, b_row, constant(v * tile.lanes), scalar), vector)
             for v in range(tile.vectors)
@@ -107,10 +133,7 @@ def emit_outer(
             for v, b_vector in enumerate(b_vectors):
                 i = r * tile.vectors + v
                 sums[i] = fma(b, a_vector, b_vector, sums[i])
-    for r in range(tile.rows):
-        for v in range(tile.vectors):
-            place = constant(r * out_stride + v * tile.lanes)
-            store(b, sums[r * tile.vectors + v], address(b, out, place, scalar))
+    return sums
 
 
 def dot_rows(target: Target) -> int:
