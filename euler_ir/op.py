@@ -138,10 +138,10 @@ class Pointwise(Op):
 
     def trace(self, *operands: TensorType) -> tuple[Expr, ...]:
         """One expression a result, over inputs typed as the operands."""
-        return _tuple(self.scalar(*scalar.inputs(operands)))
+        return _pointwise_trace(self, operands)
 
     def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        return scalar.evaluate(_tuple(self.scalar(*scalar.array_inputs(operands))), operands)
+        return scalar.evaluate(self.trace(*map(scalar.array_type, operands)), operands)
 
 
 class Row(Op):
@@ -162,8 +162,8 @@ class Row(Op):
             raise ShapeError(f"operands that broadcast, got {_listed(operands)}") from None
 
     def trace(self, *operands: TensorType) -> tuple[Expr, ...]:
-        context = scalar.RowContext(self.space(*operands)[-1])
-        return _tuple(self.row(context, *scalar.inputs(operands, context.size)))
+        """One expression a result, over inputs typed as the operands."""
+        return _row_trace(self, operands)
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         space = self.space(*operands)
@@ -179,9 +179,8 @@ class Row(Op):
         return tuple(results)
 
     def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        space = np.broadcast_shapes(*(operand.shape for operand in operands))
-        context = scalar.RowContext(space[-1])
-        exprs = _tuple(self.row(context, *scalar.array_inputs(operands, context.size)))
+        types = tuple(map(scalar.array_type, operands))
+        space, exprs = self.space(*types), self.trace(*types)
         arrays = scalar.evaluate(exprs, operands, space)
         return tuple(_spread(expr, array, space)
                      for expr, array in zip(exprs, arrays, strict=True))
@@ -205,7 +204,22 @@ class Composite(Op):
         return run_decomposed(self, operands)
 
 
-@lru_cache(maxsize=256)  # or the interpreter would build it anew at every run
+# What follows from an op and its operands' types is asked for again and again, by the passes, by
+# equal layers, and by the interpreter at every run.
+
+
+@lru_cache(maxsize=4096)
+def _pointwise_trace(op: Pointwise, operands: tuple[TensorType, ...]) -> tuple[Expr, ...]:
+    return _tuple(op.scalar(*scalar.inputs(operands)))
+
+
+@lru_cache(maxsize=4096)
+def _row_trace(op: Row, operands: tuple[TensorType, ...]) -> tuple[Expr, ...]:
+    context = scalar.RowContext(op.space(*operands)[-1])
+    return _tuple(op.row(context, *scalar.inputs(operands, context.size)))
+
+
+@lru_cache(maxsize=256)
 def _composite_body(op: Composite, operands: tuple[TensorType, ...]):
     from euler_ir.builder import Builder
     with Builder(op.name) as b:

@@ -281,7 +281,11 @@ def inputs(operands: Sequence[TensorType], row_size: int | None = None) -> list[
 
 def array_inputs(operands: Sequence[np.ndarray], row_size: int | None = None) -> list[Expr]:
     """Leaves for arrays: as `inputs`, but floats are in the type the arrays come in."""
-    return inputs([TensorType(DType.from_numpy(a.dtype), a.shape) for a in operands], row_size)
+    return inputs(list(map(array_type, operands)), row_size)
+
+
+def array_type(array: np.ndarray) -> TensorType:
+    return TensorType(DType.from_numpy(array.dtype), array.shape)
 
 
 def storage(expr: Expr, operands: Sequence[TensorType]) -> DType:
