@@ -97,13 +97,13 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Pa
 
 
 def _sample(run: Run) -> None:
-    """What the trained model writes by itself."""
-    tokenizer = run.data.tokenizer
-    prompt = run.data.held_out.read(0, 1)
+    """What the trained model writes after the first token of the held-out text, as far as its
+    context reaches."""
+    prompt = [int(token) for token in run.data.held_out.read(0, 1)]
     generator = Generator(run.model, run.backend)
     sampler = Sampler(temperature=0.8, top_k=50, seed=run.settings.seed)
-    ids = list(generator.stream([int(token) for token in prompt], _SAMPLE_TOKENS, sampler))
-    print(tokenizer.decode(ids))
+    count = min(_SAMPLE_TOKENS, run.config.context - len(prompt))
+    print(run.data.tokenizer.decode(prompt + list(generator.stream(prompt, count, sampler))))
 
 
 if __name__ == "__main__":
