@@ -11,7 +11,11 @@ from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
 from euler_ir.types import DType
 
-__all__ = ["combine", "fold", "neutral"]
+__all__ = ["BLOCK", "combine", "fold", "neutral"]
+
+#: A long sum is one of blocks: so many vectors are added to an accumulator before it is added to a
+#: total, which keeps rounding errors near those of pairwise summation.
+BLOCK = 16
 
 
 def combine(b: ir.IRBuilder, kind: str, x: ir.Value, y: ir.Value, dtype: DType) -> ir.Value:

@@ -18,7 +18,7 @@ from backends.llvm import scalar_emitter as se
 from backends.llvm.access import Access, RowProgram, row_major
 from backends.llvm.elementwise import node_kernel
 from backends.llvm.emit import constant
-from backends.llvm.folding import combine, fold, neutral
+from backends.llvm.folding import BLOCK, combine, fold, neutral
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.lowering import lowers
 from backends.llvm.target import Target
@@ -174,23 +174,35 @@ class _StageEmitter:
             se.store(b, value, self.at(b, result, row, stage.result), stage.result)
 
     def reduce_row(self, b: ir.IRBuilder, row: ir.Value, length: ir.Value) -> ir.Value:
-        """Several vectors at a time, then single elements."""
-        stage, lanes = self.stage, self.lanes
+        """Blocks of vectors, then single vectors side by side, then single elements."""
+        stage, lanes, kind = self.stage, self.lanes, self.kind
         step = lanes * _VECTORS
-        start = [neutral(self.kind, self.compute, lanes)] * _VECTORS
-        whole = b.mul(b.udiv(length, constant(step)), constant(step))
-        with e.maybe_loop(b, whole, step, start) as (index, sums):
-            for v in range(_VECTORS):
-                pointer = self.at(b, row, b.add(index, constant(v * lanes)), stage.source)
-                value = se.load(b, pointer, stage.source, lanes)
-                sums[v] = combine(b, self.kind, sums[v], value, self.compute)
-        total = fold(b, self.kind, sums, self.compute)
-        rest = b.sub(length, whole)
-        with e.maybe_loop(b, rest, 1, [total]) as (index, single):
-            pointer = self.at(b, row, b.add(whole, index), stage.source)
+        nothing = [neutral(kind, self.compute, lanes)] * _VECTORS
+
+        def add_vectors(start: ir.Value, length: ir.Value | None, sums: list) -> list:
+            turns = constant(BLOCK * step) if length is None else length
+            with e.maybe_loop(b, turns, step, sums) as (index, sums):
+                for v in range(_VECTORS):
+                    place = b.add(b.add(start, index), constant(v * lanes))
+                    value = se.load(b, self.at(b, row, place, stage.source), stage.source, lanes)
+                    sums[v] = combine(b, kind, sums[v], value, self.compute)
+            return sums
+
+        def whole(size: int) -> ir.Value:
+            return b.mul(b.udiv(length, constant(size)), constant(size))
+
+        blocks, vectors = whole(BLOCK * step), whole(step)
+        with e.maybe_loop(b, blocks, BLOCK * step, nothing) as (start, totals):
+            sums = add_vectors(start, None, nothing)
+            totals[:] = [combine(b, kind, *pair, self.compute)
+                         for pair in zip(totals, sums, strict=True)]
+        sums = add_vectors(blocks, b.sub(vectors, blocks), totals)
+        total = [fold(b, kind, sums, self.compute)]
+        with e.maybe_loop(b, b.sub(length, vectors), 1, total) as (index, total):
+            pointer = self.at(b, row, b.add(vectors, index), stage.source)
             value = se.load(b, pointer, stage.source)
-            single[0] = combine(b, self.kind, single[0], value, self.compute)
-        return single[0]
+            total[0] = combine(b, kind, total[0], value, self.compute)
+        return total[0]
 
     def emit_across(self, b: ir.IRBuilder, tile: ir.Value, source: ir.Value,
                     result: ir.Value) -> None:

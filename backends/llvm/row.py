@@ -25,7 +25,7 @@ from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
 from backends.llvm.access import Access, RowProgram
 from backends.llvm.emit import constant
-from backends.llvm.folding import combine, fold, neutral
+from backends.llvm.folding import BLOCK, combine, fold, neutral
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.row_plan import Loop, RowPlan, is_reduction, plan_rows
 from backends.llvm.target import Target
@@ -258,7 +258,11 @@ class _RowEmitter:
 
         whole, tail = divmod(stop - start, lanes)
         main = whole // loop.unroll
-        vectors(start, main, loop.unroll)
+        blocks = main // BLOCK if loop.reductions and main >= 2 * BLOCK else 0
+        if blocks:
+            self.emit_blocks(loop, start, blocks, turns, accumulators)
+        rest = start + blocks * BLOCK * loop.unroll * lanes
+        vectors(rest, main - blocks * BLOCK, loop.unroll)
         if loop.unroll > 1:
             vectors(start + main * loop.unroll * lanes, whole - main * loop.unroll, 1)
         if tail:
@@ -270,6 +274,23 @@ class _RowEmitter:
             self.emit_chunks(loop, [_Chunk(self, loop, column, 0, mask, turns)], carried)
             for values in accumulators:
                 values[0] = carried.pop(0)
+
+    def emit_blocks(self, loop: Loop, start: int, count: int, turns: dict[int, int],
+                    accumulators: list[list[ir.Value]]) -> None:
+        """Blocks of the columns of a long row, each added up on its own and then to the totals."""
+        size = BLOCK * loop.unroll * self.lanes
+        totals = [value for values in accumulators for value in values]
+        with e.loop(self.b, constant(count * size), size, totals) as (first, carried):
+            own = [[neutral(r.op, r.dtype, self.lanes)] * loop.unroll for r in loop.reductions]
+            first = self.b.add(first, constant(start))
+            self.emit_stretch(loop, 0, size, turns, own, first)
+            parts = [value for values in own for value in values]
+            kinds = [r for r in loop.reductions for _ in range(loop.unroll)]
+            carried[:] = [combine(self.b, r.op, total, part, r.dtype)
+                          for r, total, part in zip(kinds, carried, parts, strict=True)]
+        for values in accumulators:
+            for i in range(loop.unroll):
+                values[i] = carried.pop(0)
 
     def emit_chunks(self, loop: Loop, chunks: Sequence[_Chunk], carried: list[ir.Value]) -> None:
         """Evaluate everything for all chunks, then store: a result may overwrite an operand."""
