@@ -81,6 +81,27 @@ def test_ends_of_the_range(name):
     np.testing.assert_allclose(run(name, x), right, rtol=2e-6, atol=1.5e-45)
 
 
+class FlushedExp(Pointwise):
+    """The exponential that softmax weights are made with."""
+
+    def scalar(self, x):
+        return vector_math.flushed_exp(x)
+
+
+FlushedExp.name = "flushed_exp"
+
+
+def test_flushed_exp_is_exp_where_it_is_not_flushed():
+    x = np.concatenate([np.random.default_rng(2).uniform(-87.3, 88.3, 100_000), [0.0, -87.33]])
+    ends = np.array([-np.inf, -1e30, -104.0, -88.0, np.inf, 1e30, 89.0, np.nan], np.float32)
+    x = np.concatenate([x.astype(np.float32), ends])
+    f = apply(lambda b, x: b.apply(FlushedExp(), x), (F32, x.shape))
+    y = run_function(f, {"x0": x}, backend())["y0"]
+    inside, outside = slice(0, -len(ends)), slice(-len(ends), None)
+    np.testing.assert_array_equal(y[inside], run("exp", x[inside]))
+    np.testing.assert_array_equal(y[outside], [0.0] * 4 + [np.inf] * 3 + [np.nan])
+
+
 @pytest.mark.parametrize("name", ["tanh", "erf"])
 def test_zero_keeps_its_sign(name):
     zeros = np.array([0.0, -0.0], np.float32)
