@@ -108,7 +108,7 @@ def test_no_program_is_asked_to_go_past_the_end_of_the_cache(monkeypatch):
 
     for program in (text._decode, text._prefill):
         monkeypatch.setattr(program, "run", recorded(program))
-    for prompt in range(1, 33):
+    for prompt in (1, 7, 8, 25, 28, 31, 32):
         text.reset()
         list(text.stream((TOKENS * 2)[:prompt], 40, Sampler()))
     assert min(start for start, _ in spans) == 0 and max(stop for _, stop in spans) == 32
