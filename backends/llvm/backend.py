@@ -85,7 +85,8 @@ class LLVMProgram:
             for name, value in zip(function.output_names, function.outputs, strict=True)
             if name not in kept}
         self._nodes: list[Node | None] = []
-        self._program = self._launches(backend)
+        self.launches: list[Launch] = []
+        self._program = self._link(backend)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Program.run`. Raises EulerError for a missing input or one of another shape."""
@@ -99,7 +100,7 @@ class LLVMProgram:
         backend is `timed`."""
         return list(zip(self._nodes, self._program.nanoseconds / 1e9, strict=True))
 
-    def _launches(self, backend: LLVMBackend) -> Program:
+    def _link(self, backend: LLVMBackend) -> Program:
         copies = {copy: copy_kernel(copy.size) for copy in self.plan.copies}
         sources = [step.kernel.code for step in self.plan.steps]
         addresses = backend.compiler.load([*sources, *copies.values()])
@@ -118,7 +119,8 @@ class LLVMProgram:
                       [self._span(copy.target, copy.size)])
             self._nodes += [None] * len(source.phases)
         scratch = max((source.scratch_bytes for source in sources), default=0)
-        return Program(table.launches, scratch, backend.timed,
+        self.launches = table.launches
+        return Program(self.launches, scratch, backend.timed,
                        keep=(backend.compiler, self._arena, self._buffers))
 
     def _span(self, place: Place, size: int) -> tuple[int, int]:
