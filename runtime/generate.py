@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for token in generator.stream(prompt, arguments.max_tokens, sampler, stop):
         print(decoder.push(token), end="", flush=True)
         moments.append(time.perf_counter())
-    print(decoder.finish())
+    print(decoder.finish(), flush=True)
     print(f"{len(moments)} tokens{_speed(moments)}, ended by: {generator.stop_reason}",
           file=sys.stderr)
 
