@@ -9,7 +9,7 @@ exponentials of a softmax, say).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.llvm.access import Access, RowProgram
 from backends.llvm.target import Target
@@ -351,23 +351,24 @@ def _lanes(varying: frozenset[Expr], program: RowProgram, target: Target) -> int
 
 
 def _with_tiles(plan: RowPlan, splits_columns: bool) -> RowPlan:
-    program, columns = plan.program, plan.columns
-    element = sum(a.dtype.itemsize for a in (*program.loads, *(a for _, a in program.stores))
-                  if a.argument is not None and a.strides[-1] != 0)
+    program, columns, inner = plan.program, plan.columns, max(plan.inner, 1)
+    accesses = [a for a in (*program.loads, *(a for _, a in program.stores))
+                if a.argument is not None and a.strides[-1] != 0]
+    element = sum(a.dtype.itemsize for a in accesses)
     total = max(element, 1) * math.prod(program.space)
     aim = min(max(total // _TILES_AIM, _TILE_BYTES), _TILE_BYTES_MOST)
     tile_columns = max(columns, 1)
-    if splits_columns and columns * element > 2 * aim:
-        tile_columns = -(-aim // element // _COLUMN_GRAIN) * _COLUMN_GRAIN
-        rows = 1
+    if splits_columns and any(a.strides[-1] > 1 for a in accesses):
+        # A transposition: blocks in which every cache line that is touched is used up.
+        rows, tile_columns = _COLUMN_GRAIN, min(tile_columns, _COLUMN_GRAIN)
+    elif splits_columns and columns * element > 2 * aim:
+        rows, tile_columns = 1, -(-aim // element // _COLUMN_GRAIN) * _COLUMN_GRAIN
     else:
         rows = max(1, aim // max(columns * element, 64))
     if program.column_sums:
         rows = max(rows, -(-plan.segments * plan.inner // _COLUMN_SUM_TILES))
-    inner = max(plan.inner, 1)
     if rows >= inner:
         segments, tile_inner = min(rows // inner, max(plan.segments, 1)), inner
     else:
         segments, tile_inner = 1, -(-inner // -(-inner // rows))
-    return RowPlan(program, plan.order, plan.varying, plan.levels, plan.loops, plan.row_stores,
-                   plan.kept, plan.lanes, segments, tile_inner, tile_columns)
+    return replace(plan, tile_segments=segments, tile_inner=tile_inner, tile_columns=tile_columns)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from llvmlite import ir
 
 from backends.llvm import emit as e
-from backends.llvm import vector_math
+from backends.llvm import half_floats, vector_math
 from euler_ir import scalar
 from euler_ir.scalar import Expr
 from euler_ir.types import BF16, BOOL, F16, F32, F64, I32, I64, U32, DType
@@ -28,7 +28,7 @@ _VALUE = {
     F64: ir.DoubleType(), F32: ir.FloatType(), I64: ir.IntType(64), I32: ir.IntType(32),
     U32: ir.IntType(32), BOOL: ir.IntType(1),
 }  # fmt: skip
-_STORAGE = _VALUE | {BF16: _I16, F16: ir.HalfType(), BOOL: ir.IntType(8)}
+_STORAGE = _VALUE | {BF16: _I16, F16: _I16, BOOL: ir.IntType(8)}
 _CONTRACT = ("contract",)
 
 
@@ -54,11 +54,10 @@ def load(b: ir.IRBuilder, pointer: ir.Value, dtype: DType, lanes: int = 1,
     """The elements at `pointer` as values; lanes that the mask switches off are not read."""
     kind = storage_type(dtype, lanes)
     raw = e.load(b, pointer, kind) if lanes == 1 else e.load_lanes(b, pointer, kind, mask)
-    if dtype is BF16:
-        wide = b.zext(raw, _shaped(ir.IntType(32), lanes))
-        return b.bitcast(b.shl(wide, _splat_int(wide.type, 16)), value_type(F32, lanes))
-    if dtype is F16:
-        return b.fpext(raw, value_type(F32, lanes))
+    if dtype in half_floats.WIDEN:
+        bits, value = half_floats.WIDEN[dtype]
+        wide = b.zext(raw, value_type(U32, lanes))
+        return evaluate(b, [value], {bits: wide}, lanes)[0]
     if dtype is BOOL:
         return b.icmp_unsigned("!=", raw, ir.Constant(kind, None))
     return raw
@@ -69,10 +68,9 @@ def store(b: ir.IRBuilder, value: ir.Value, pointer: ir.Value, dtype: DType,
     """Write values as elements of `dtype`, 16-bit floats rounded to nearest even."""
     lanes = _lanes(value)
     kind = storage_type(dtype, lanes)
-    if dtype is BF16:
-        value = _round_to_bf16(b, value)
-    elif dtype is F16:
-        value = b.fptrunc(value, kind)
+    if dtype in half_floats.NARROW:
+        number, bits = half_floats.NARROW[dtype]
+        value = b.trunc(evaluate(b, [bits], {number: value}, lanes)[0], kind)
     elif dtype is BOOL:
         value = b.zext(value, kind)
     if lanes == 1:
@@ -233,19 +231,6 @@ def _multiply_high(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     wide = _shaped(ir.IntType(64), _lanes(x))
     product = b.mul(b.zext(x, wide), b.zext(y, wide))
     return b.trunc(b.lshr(product, _splat_int(wide, 32)), x.type)
-
-
-def _round_to_bf16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """The bits of the nearest bf16, even on ties; a NaN stays one, whatever its bits."""
-    lanes = _lanes(x)
-    bits = b.bitcast(x, _shaped(ir.IntType(32), lanes))
-    upper = b.lshr(bits, _splat_int(bits.type, 16))
-    odd = b.and_(upper, _splat_int(bits.type, 1))
-    rounded = b.lshr(b.add(bits, b.add(odd, _splat_int(bits.type, 0x7FFF))),
-                     _splat_int(bits.type, 16))
-    quiet = b.or_(upper, _splat_int(bits.type, 0x40))
-    chosen = b.select(b.fcmp_unordered("uno", x, x), quiet, rounded)
-    return b.trunc(chosen, _shaped(_I16, lanes))
 
 
 def _call(b: ir.IRBuilder, name: str, x: ir.Value) -> ir.Value:
