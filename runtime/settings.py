@@ -27,7 +27,7 @@ class Recipe:
 #: parameters on, rates are those of GPT-3's models of like size (Brown et al. 2020,
 #: arXiv:2005.14165, table 2.1).
 RECIPES = {
-    "nano-1m": Recipe(batch_size=2, steps=2400, lr=2e-3, warmup=100),
+    "nano-1m": Recipe(batch_size=2, steps=1500, lr=2.5e-3, warmup=100),
     "nano-10m": Recipe(batch_size=8, steps=2000, lr=1e-3, warmup=100),
     "nano-116m": Recipe(batch_size=8, steps=5000, lr=6e-4, warmup=200),
     "llama-124m": Recipe(batch_size=4, steps=5000, lr=6e-4, warmup=200),
@@ -71,7 +71,7 @@ class Settings:
         if "warmup" not in given:
             values["warmup"] = min(values["warmup"], values["steps"] // 10)
         if "eval_every" not in given:
-            values["eval_every"] = max(values["steps"] // 5, 1)
+            values["eval_every"] = max(values["steps"] // 3, 1)
         settings = Settings(preset=name, **values)
         if config.parts.given_vocabulary and not settings.tokenizer:
             raise EulerError(f"{name} has the vocabulary of a published tokenizer: give its "

@@ -39,7 +39,7 @@ def parser() -> Parser:
     p.add_argument("--schedule", choices=SCHEDULES, help="of the learning rate (cosine)")
     p.add_argument("--warmup", type=integer(0), metavar="N", help="steps of linear warm-up")
     p.add_argument("--eval-every", type=integer(0), metavar="N",
-                   help="steps between validations (a fifth of the run; 0: none)")
+                   help="steps between validations (a third of the run; 0: none)")
     p.add_argument("--checkpoint-every", type=integer(1), metavar="N",
                    help="steps between checkpoints (10)")
     p.add_argument("--seed", type=integer(0, 2**63 - 1), metavar="S", help="of everything random")
