@@ -11,7 +11,7 @@ from llvmlite import ir
 
 __all__ = [
     "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "bytes_after",
-    "clear_bytes", "constant", "copy_bytes", "declare", "divide", "float_type", "fma",
+    "clear_bytes", "constant", "copy_bytes", "declare", "divide", "element", "float_type", "fma",
     "item_bytes", "kernel", "load", "load_lanes", "loop", "maximum", "maybe_loop", "minimum",
     "operand", "prefetch", "prefix_mask", "private_function", "shuffle", "splat", "store",
     "store_lanes", "suffix",
@@ -38,6 +38,11 @@ def item_bytes(scalar: ir.Type) -> int:
     if isinstance(scalar, ir.IntType):
         return -(-scalar.width // 8)
     return _BYTES[str(scalar)]
+
+
+def element(kind: ir.Type) -> ir.Type:
+    """A vector's element type; a scalar type is its own."""
+    return kind.element if isinstance(kind, ir.VectorType) else kind
 
 
 def constant(value: int) -> ir.Constant:

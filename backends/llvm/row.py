@@ -27,11 +27,12 @@ from backends.llvm.access import Access, RowProgram
 from backends.llvm.emit import constant
 from backends.llvm.folding import BLOCK, combine, fold, neutral
 from backends.llvm.kernel import KernelSource, Phase
+from backends.llvm.row_chunk import Chunk
 from backends.llvm.row_plan import Loop, RowPlan, is_reduction, plan_rows
 from backends.llvm.target import Target
 from euler_ir.scalar import Expr
 
-__all__ = ["row_kernel"]
+__all__ = ["RowEmitter", "row_kernel"]
 
 _SUM_COLUMNS = 256  # columns of a tile of the second phase of column sums
 
@@ -47,7 +48,7 @@ def row_kernel(program: RowProgram, target: Target, key: str = "row") -> KernelS
     def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
         names = dict(zip((phase.name for phase in phases), symbols, strict=True))
         if "rows" in names:
-            _RowEmitter(plan, module, names["rows"]).emit()
+            RowEmitter(plan, module, names["rows"]).emit()
         if "columns" in names:
             _emit_column_phase(plan, module, names["columns"])
 
@@ -66,7 +67,7 @@ def _partial_bytes(plan: RowPlan) -> list[int]:
     return [plan.padded_columns * x.dtype.itemsize for x, _ in plan.program.column_sums]
 
 
-class _RowEmitter:
+class RowEmitter:
     """Emits the phase that goes through the rows."""
 
     def __init__(self, plan: RowPlan, module: ir.Module, symbol: str):
@@ -132,7 +133,7 @@ class _RowEmitter:
             self.partials.append(e.bytes_after(b, workspace, start))
             kind = se.value_type(x.dtype, self.lanes)
             with e.loop(b, constant(plan.columns), self.lanes) as (column, _):
-                pointer = e.address(b, self.partials[i], column, _element(kind))
+                pointer = e.address(b, self.partials[i], column, e.element(kind))
                 e.store(b, ir.Constant(kind, None), pointer)
 
     def locate_segment(self, segment: ir.Value) -> None:
@@ -179,7 +180,7 @@ class _RowEmitter:
                 self.fixed.add(x)
                 self.values[x] = self.evaluate_once(x)
 
-    def evaluate_rows_values(self, level: int) -> None:
+    def evaluate_row_values(self, level: int) -> None:
         """What does not vary along the row, and what `level` loops over it have made known."""
         for x in self.plan.order:
             if (x not in self.plan.varying and x not in self.values
@@ -200,10 +201,10 @@ class _RowEmitter:
         plan, b = self.plan, self.b
         self.values = {x: value for x, value in self.values.items() if x in self.fixed}
         for loop in plan.loops:
-            self.evaluate_rows_values(loop.level)
+            self.evaluate_row_values(loop.level)
             if loop.roots or loop.column_sums:
                 self.emit_loop(loop, column_block)
-        self.evaluate_rows_values(len(plan.loops))
+        self.evaluate_row_values(len(plan.loops))
         for x, access in plan.row_stores:
             se.store(b, self.values[x], self.pointer(access), access.dtype)
 
@@ -250,7 +251,7 @@ class _RowEmitter:
             with _repeat(self.b, at, count, unroll * lanes, parts) as (column, carried):
                 if first is not None:
                     column = self.b.add(first, column)
-                chunks = [_Chunk(self, loop, column, lanes * i, None, turns) for i in range(unroll)]
+                chunks = [Chunk(self, loop, column, lanes * i, None, turns) for i in range(unroll)]
                 self.emit_chunks(loop, chunks, carried)
             for values in accumulators:
                 for i in range(unroll):
@@ -271,7 +272,7 @@ class _RowEmitter:
                 column = self.b.add(first, column)
             mask = e.prefix_mask(lanes, tail)
             carried = [values[0] for values in accumulators]
-            self.emit_chunks(loop, [_Chunk(self, loop, column, 0, mask, turns)], carried)
+            self.emit_chunks(loop, [Chunk(self, loop, column, 0, mask, turns)], carried)
             for values in accumulators:
                 values[0] = carried.pop(0)
 
@@ -292,7 +293,7 @@ class _RowEmitter:
             for i in range(loop.unroll):
                 values[i] = carried.pop(0)
 
-    def emit_chunks(self, loop: Loop, chunks: Sequence[_Chunk], carried: list[ir.Value]) -> None:
+    def emit_chunks(self, loop: Loop, chunks: Sequence[Chunk], carried: list[ir.Value]) -> None:
         """Evaluate everything for all chunks, then store: a result may overwrite an operand."""
         b, writes = self.b, []
         for i, chunk in enumerate(chunks):
@@ -316,93 +317,6 @@ class _RowEmitter:
                 e.store(b, b.fadd(e.load(b, pointer, value.type), value), pointer)
 
 
-class _Chunk:
-    """One vector of columns in one loop: the values there of expressions that vary.
-
-    It stands at `column` + `lane0`; `turns` says how far off a row turned by so much is read."""
-
-    def __init__(self, rows: _RowEmitter, loop: Loop, column: ir.Value, lane0: int,
-                 mask: ir.Constant | None, turns: dict[int, int]):
-        self.rows, self.loop, self.b = rows, loop, rows.b
-        self.column, self.lane0, self.mask, self.turns = column, lane0, mask, turns
-        self.memo: dict[tuple[Expr, int], ir.Value] = {}
-        self.kept_before = {x for x, level in rows.plan.keeps_before.items() if level < loop.level}
-
-    def value(self, x: Expr, turn: int = 0) -> ir.Value:
-        """The vector of x, of the row turned by `turn` places."""
-        key = (x, turn)
-        if key not in self.memo:
-            self.memo[key] = self._value(x, turn)
-        return self.memo[key]
-
-    def _value(self, x: Expr, turn: int) -> ir.Value:
-        rows, lanes = self.rows, self.rows.lanes
-        if x not in rows.plan.varying:
-            if x.op == "const":
-                return se.constant_value(x.value, x.dtype, lanes)
-            return e.splat(self.b, rows.values[x], lanes) if lanes > 1 else rows.values[x]
-        if x in self.kept_before:
-            kind = se.value_type(x.dtype, lanes)
-            pointer = self.row_address(rows.kept_rows[x], kind, self.turns.get(turn, 0))
-            return e.load(self.b, pointer, kind)
-        if x.op == "input":
-            return self.load(rows.plan.program.loads[x.value], self.turns.get(turn, 0))
-        if x.op == "roll":
-            return self.value(x.args[0], (turn + x.value) % rows.plan.columns)
-        return se.operation(self.b, x, [self.value(arg, turn) for arg in x.args], lanes)
-
-    def place(self, displacement: int, stride: int = 1) -> ir.Value:
-        """The column where the vector starts, `displacement` further on, times the stride."""
-        place = self.b.add(self.column, constant(self.lane0 + displacement))
-        return place if stride == 1 else self.b.mul(place, constant(stride))
-
-    def row_address(self, row: ir.Value, kind: ir.Type, displacement: int) -> ir.Value:
-        return e.address(self.b, row, self.place(displacement), _element(kind))
-
-    def load(self, access: Access, displacement: int) -> ir.Value:
-        b, lanes, stride = self.b, self.rows.lanes, access.strides[-1]
-        if access.argument is None:
-            start = b.add(self.rows.bases[access], self.place(displacement, stride))
-            return se.ramp(b, b.trunc(start, e.I32), stride, lanes)
-        row, item = self.rows.pointer(access), se.storage_type(access.dtype)
-        pointer = e.address(b, row, self.place(displacement, stride), item)
-        if stride == 1 or lanes == 1:
-            return se.load(b, pointer, access.dtype, lanes, self.mask)
-        return self.gather(pointer, access)
-
-    @property
-    def used(self) -> int:
-        """How many lanes stand for columns."""
-        return self.rows.lanes if self.mask is None else sum(
-            lane.constant for lane in self.mask.constant)
-
-    def gather(self, pointer: ir.Value, access: Access) -> ir.Value:
-        """Elements that lie apart, one by one."""
-        b, item = self.b, se.storage_type(access.dtype)
-        result = ir.Constant(se.value_type(access.dtype, self.rows.lanes), None)
-        for lane in range(self.used):
-            source = e.address(b, pointer, constant(lane * access.strides[-1]), item)
-            result = b.insert_element(result, se.load(b, source, access.dtype),
-                                      ir.Constant(e.I32, lane))
-        return result
-
-    def store(self, value: ir.Value, access: Access) -> None:
-        b, stride, item = self.b, access.strides[-1], se.storage_type(access.dtype)
-        pointer = e.address(b, self.rows.pointer(access), self.place(0, stride), item)
-        if stride == 1 or self.rows.lanes == 1:
-            se.store(b, value, pointer, access.dtype, self.mask)
-            return
-        for lane in range(self.used):
-            single = b.extract_element(value, ir.Constant(e.I32, lane))
-            place = e.address(b, pointer, constant(lane * stride), item)
-            se.store(b, single, place, access.dtype)
-
-    def accumulate(self, r: Expr, so_far: ir.Value) -> ir.Value:
-        """The accumulator with this vector taken in, in the lanes that exist."""
-        combined = combine(self.b, r.op, so_far, self.value(r.args[0]), r.dtype)
-        return combined if self.mask is None else self.b.select(self.mask, combined, so_far)
-
-
 def _emit_column_phase(plan: RowPlan, module: ir.Module, symbol: str) -> None:
     """Add up the tiles' partial sums, tile by tile, for a block of columns."""
     b, args, tile, _ = e.kernel(module, symbol)
@@ -420,7 +334,7 @@ def _emit_column_phase(plan: RowPlan, module: ir.Module, symbol: str) -> None:
             if plan.tiles:
                 with e.loop(b, constant(plan.tiles), 1, [total]) as (index, carried):
                     row = e.bytes_after(b, partial, b.mul(index, constant(sum(sizes))))
-                    pointer = e.address(b, row, column, _element(kind))
+                    pointer = e.address(b, row, column, e.element(kind))
                     carried[0] = b.fadd(carried[0], e.load(b, pointer, kind))
                 total = carried[0]
             pointer = e.address(b, target, column, se.storage_type(access.dtype))
@@ -464,7 +378,3 @@ def _repeat(b: ir.IRBuilder, start: int, count: int, step: int, carried: Sequenc
         return
     with e.loop(b, constant(count * step), step, carried) as (index, values):
         yield b.add(index, constant(start)), values
-
-
-def _element(kind: ir.Type) -> ir.Type:
-    return kind.element if isinstance(kind, ir.VectorType) else kind

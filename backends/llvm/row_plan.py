@@ -67,12 +67,10 @@ class RowPlan:
     varying: frozenset[Expr]
     levels: dict[Expr, int]
     loops: tuple[Loop, ...]
-    row_stores: tuple[tuple[Expr, Access], ...]
-    kept: dict[Expr, int]
     lanes: int
-    tile_segments: int
-    tile_inner: int
-    tile_columns: int
+    tile_segments: int = 1
+    tile_inner: int = 1
+    tile_columns: int = 1
 
     def text(self) -> str:
         """Everything that decides the kernel's code."""
@@ -111,9 +109,18 @@ class RowPlan:
         return (self.padded_columns + 16) * x.dtype.itemsize
 
     @property
-    def keeps_before(self) -> dict[Expr, int]:
-        """The level at which each kept expression is computed."""
-        return {expr: loop.level for loop in self.loops for expr in loop.keeps}
+    def row_stores(self) -> tuple[tuple[Expr, Access], ...]:
+        """Results with one value a row."""
+        return tuple((x, a) for x, a in self.program.stores if a.strides[-1] == 0)
+
+    @property
+    def kept(self) -> tuple[Expr, ...]:
+        """All kept expressions, in the order of their rows in scratch."""
+        return tuple(x for loop in self.loops for x in loop.keeps)
+
+    def kept_before(self, loop: Loop) -> frozenset[Expr]:
+        """What earlier loops kept."""
+        return frozenset(x for other in self.loops[:loop.level] for x in other.keeps)
 
     def stretches(self, loop: Loop) -> list[tuple[int, int, dict[int, int]]]:
         """The columns cut where a turned row wraps around: start, stop, and for each turn how far
@@ -126,7 +133,7 @@ class RowPlan:
 
     def _visits(self, loop: Loop) -> set[tuple[Expr, int]]:
         """What a loop evaluates or loads, each with by how many places its row is turned."""
-        before = {x for x, level in self.keeps_before.items() if level < loop.level}
+        before = self.kept_before(loop)
         sums = [self.program.column_sums[i][0] for i in loop.column_sums]
         seen = {(x, 0) for x in (*loop.roots, *sums)}
         stack = list(seen)
@@ -211,14 +218,14 @@ def plan_rows(program: RowProgram, target: Target) -> RowPlan:
     roots = [x for x, _ in (*program.stores, *program.column_sums)]
     order = tuple(scalar.topological(roots))
     varying = _varying(order, program)
-    levels = _levels(order, varying)
-    loops, row_stores, kept = _loops(program, order, varying, levels)
-    plan = RowPlan(program, order, varying, levels, loops, row_stores, kept,
-                   _lanes(varying, program, target), 1, 1, 1)
-    return _with_tiles(plan, splits_columns=not by_rows and not row_stores)
+    levels = _levels(order)
+    plan = RowPlan(program, order, varying, levels, _loops(program, order, varying, levels),
+                   _lanes(varying, program, target))
+    return _with_tiles(plan, splits_columns=not by_rows and not plan.row_stores)
 
 
 def _works_by_rows(program: RowProgram) -> bool:
+    """Whether the program needs its rows as such."""
     exprs = scalar.topological([x for x, _ in program.stores])
     return bool(program.column_sums) or any(x.op in ("sum", "max", "roll") for x in exprs)
 
@@ -267,7 +274,7 @@ def is_reduction(x: Expr) -> bool:
     return x.op in ("sum", "max")
 
 
-def _levels(order: tuple[Expr, ...], varying: frozenset[Expr]) -> dict[Expr, int]:
+def _levels(order: tuple[Expr, ...]) -> dict[Expr, int]:
     """How many loops must be over before an expression can be had."""
     levels: dict[Expr, int] = {}
     for x in order:
@@ -275,25 +282,37 @@ def _levels(order: tuple[Expr, ...], varying: frozenset[Expr]) -> dict[Expr, int
     return levels
 
 
-def _loops(program: RowProgram, order, varying, levels):
-    """The loops, the stores that are made once a row, and the kept expressions' places."""
+def _loops(program: RowProgram, order: tuple[Expr, ...], varying: frozenset[Expr],
+           levels: dict[Expr, int]) -> tuple[Loop, ...]:
+    """Everything at the earliest level that it can be had at."""
     stores = [(x, a) for x, a in program.stores if a.strides[-1] != 0]
-    row_stores = tuple((x, a) for x, a in program.stores if a.strides[-1] == 0)
     reductions = [x for x in order if is_reduction(x)]
     last = max([levels[x] for x, _ in (*stores, *program.column_sums)]
                + [levels[r] - 1 for r in reductions], default=-1)
-    cost = _cone_costs(order, varying, program)
+    loops = [Loop(level,
+                  tuple(r for r in reductions if levels[r] == level + 1),
+                  tuple((x, a) for x, a in stores if levels[x] == level),
+                  tuple(i for i, (x, _) in enumerate(program.column_sums) if levels[x] == level))
+             for level in range(last + 1)]
+    keeps, costs = _find_keeps(loops, program, varying, _cone_costs(order, varying, program))
+    return tuple(replace(loop, unroll=_unroll(cost),
+                         keeps=tuple(x for x, level in keeps.items() if level == loop.level))
+                 for loop, cost in zip(loops, costs, strict=True))
+
+
+def _find_keeps(loops: list[Loop], program: RowProgram, varying: frozenset[Expr],
+                cone_costs: dict[Expr, int]) -> tuple[dict[Expr, int], list[int]]:
+    """Expressions that one loop should keep for later ones, each with its loop's level, and what
+    the loops' bodies cost.
+
+    A later loop is followed down to the first expressions that an earlier one had and that are
+    worth keeping. A result is always kept rather than computed again: the operands that it is made
+    from may have been overwritten by it."""
     stored = {x for x, _ in program.stores}
     first_seen: dict[Expr, int] = {}
     keeps: dict[Expr, int] = {}
-    loops = []
-    for level in range(last + 1):
-        loop = Loop(
-            level,
-            reductions=tuple(r for r in reductions if levels[r] == level + 1),
-            stores=tuple((x, a) for x, a in stores if levels[x] == level),
-            column_sums=tuple(i for i, (x, _) in enumerate(program.column_sums)
-                              if levels[x] == level))
+    body_costs = []
+    for loop in loops:
         sums = [program.column_sums[i][0] for i in loop.column_sums]
         seen: set[tuple[Expr, bool]] = set()
         stack = [(x, False) for x in (*loop.roots, *sums)]
@@ -302,19 +321,15 @@ def _loops(program: RowProgram, order, varying, levels):
             if (x, rolled) in seen or x not in varying:
                 continue
             seen.add((x, rolled))
-            if first_seen.get(x, level) < level and x.dtype is not BOOL and (
-                    cost[x] >= _WORTH_KEEPING or (x in stored and x.op != "input")):
+            if first_seen.get(x, loop.level) < loop.level and x.dtype is not BOOL and (
+                    cone_costs[x] >= _WORTH_KEEPING or (x in stored and x.op != "input")):
                 keeps[x] = first_seen[x]
                 continue
             if not rolled:
-                first_seen.setdefault(x, level)
+                first_seen.setdefault(x, loop.level)
             stack.extend((arg, rolled or x.op == "roll") for arg in x.args)
-        loops.append((loop, sum(_own_cost(x, program) for x, _ in seen)))
-    finished = tuple(
-        Loop(loop.level, loop.reductions, loop.stores, loop.column_sums,
-             tuple(x for x, at in keeps.items() if at == loop.level), _unroll(body))
-        for loop, body in loops)
-    return finished, row_stores, {x: place for place, x in enumerate(keeps)}
+        body_costs.append(sum(_own_cost(x, program) for x, _ in seen))
+    return keeps, body_costs
 
 
 def _own_cost(x: Expr, program: RowProgram) -> int:
