@@ -210,8 +210,10 @@ class Run:
         return (json.dumps(values, indent=2) + "\n").encode()
 
     def _progress_bar(self) -> tqdm:
+        # A log file keeps every state of the bar: few of them, then.
+        interval = 0.25 if sys.stderr.isatty() else 10.0
         return tqdm(total=self.settings.steps, initial=self.progress.step, unit="step",
-                    desc=self.settings.preset, dynamic_ncols=True, mininterval=0.25)
+                    desc=self.settings.preset, dynamic_ncols=True, mininterval=interval)
 
     def describe(self) -> str:
         """The run's arithmetic, for the head of its output."""
