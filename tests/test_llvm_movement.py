@@ -51,14 +51,14 @@ def test_moves_are_exact(dtype):
 
 
 @pytest.mark.parametrize("target", WIDTHS)
-@pytest.mark.parametrize("shape", [(2, 3), (33, 65), (2, 3, 5, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), (33, 65), (3, 5, 7)], ids=str)
 def test_moves_at_odd_sizes(shape, target):
     f = apply(lambda b, x: list(moves(b, x)), (F32, shape))
     check_equal(f, sample(f), target)
 
 
 def test_moves_over_many_tiles():
-    f = apply(lambda b, x: list(moves(b, x)), (F32, (130, 70, 33)))
+    f = apply(lambda b, x: list(moves(b, x)), (F32, (1030, 133)))
     check_equal(f, sample(f))
 
 

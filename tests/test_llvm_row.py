@@ -20,7 +20,9 @@ from tests import llvm_runner
 from tests.llvm_backends import apply, backend, run_with_threads, sample
 
 SIZES = [1, 2, 3, 7, 17, 33, 65, 257]
-WIDTHS = ["host", "avx2", "wide", "neon"]
+#: The targets of `llvm_runner` that differ on this machine.
+WIDTHS = [name for name, target in llvm_runner.TARGETS.items()
+          if name == "host" or target != llvm_runner.HOST]
 
 
 def check(function, inputs, target="host", fuse=False):
@@ -69,13 +71,13 @@ def row_ops(rows, columns, dtype=F32):
     return function, inputs
 
 
-@pytest.mark.parametrize("columns", [*SIZES, 8, 32, 130])
+@pytest.mark.parametrize("columns", [*SIZES, 32])
 def test_row_ops(columns):
     check(*row_ops(5, columns))
 
 
 @pytest.mark.parametrize("target", WIDTHS[1:])
-@pytest.mark.parametrize("columns", [3, 64, 257])
+@pytest.mark.parametrize("columns", [3, 66])
 def test_row_ops_on_other_vectors(target, columns):
     check(*row_ops(3, columns), target=target)
 
@@ -110,7 +112,7 @@ def test_chains_of_pointwise_ops(target, fuse):
     check(f, sample(f, 1), target, fuse)
 
 
-@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("columns", [1, 7, 33, 257])
 def test_large_pointwise_kernels_are_cut_into_tiles(columns):
     """[999, C] is flattened to one row and cut; with a broadcast operand it cannot be."""
     f = apply(lambda b, x, y, w, r: [x * y + 1.0, x * w, x + r], (F32, (999, columns)),
