@@ -165,6 +165,18 @@ def test_a_norm_with_its_residual_is_one_kernel():
     check(f, sample(f, 6), fuse=True)
 
 
+def test_a_chain_of_a_thousand_ops_is_one_kernel():
+    def build(b, x, y):
+        for _ in range(500):
+            x = x * y + 1.0
+        return x
+
+    f = apply(build, (F32, (2, 19)), (F32, (2, 19)))
+    assert len(optimize(f).nodes) == 1
+    inputs = {"x0": normal(2, 19), "x1": 0.1 * normal(2, 19, seed=1)}
+    check(f, inputs, fuse=True)
+
+
 def test_random_bits_do_not_depend_on_how_they_are_computed():
     f = apply(lambda b, k0, k1, c: [b.random_bits(k0, k1, c, (7, 4099)),
                                     b.uniform(b.random_bits(k0, c, k1, (33,)))],

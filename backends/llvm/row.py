@@ -27,7 +27,7 @@ from backends.llvm.access import Access, RowProgram
 from backends.llvm.emit import constant
 from backends.llvm.folding import BLOCK, combine, fold, neutral
 from backends.llvm.kernel import KernelSource, Phase
-from backends.llvm.row_chunk import Chunk
+from backends.llvm.row_chunk import Chunk, Visits
 from backends.llvm.row_plan import Loop, RowPlan, is_reduction, plan_rows
 from backends.llvm.target import Target
 from euler_ir.scalar import Expr
@@ -37,7 +37,7 @@ __all__ = ["RowEmitter", "row_kernel"]
 _SUM_COLUMNS = 256  # columns of a tile of the second phase of column sums
 
 
-def row_kernel(program: RowProgram, target: Target, key: str = "row") -> KernelSource:
+def row_kernel(program: RowProgram, target: Target) -> KernelSource:
     """The kernel of a row program; its args are as the program's accesses count them."""
     plan = plan_rows(program, target)
     sums = plan.program.column_sums
@@ -53,7 +53,7 @@ def row_kernel(program: RowProgram, target: Target, key: str = "row") -> KernelS
             _emit_column_phase(plan, module, names["columns"])
 
     return KernelSource(
-        key=f"{key} {plan.text()}",
+        key=f"row {plan.text()}",
         phases=tuple(phases),
         emit=emit,
         workspace_bytes=plan.tiles * sum(_partial_bytes(plan)),
@@ -209,6 +209,7 @@ class RowEmitter:
             se.store(b, self.values[x], self.pointer(access), access.dtype)
 
     def emit_loop(self, loop: Loop, column_block: ir.Value) -> None:
+        self.visits = Visits(self.plan.visits(loop), self.plan.kept_before(loop))
         accumulators = [[neutral(r.op, r.dtype, self.lanes)] * loop.unroll for r in loop.reductions]
         if self.plan.tile_columns < self.plan.columns:
             self.emit_block(loop, column_block)
@@ -251,7 +252,8 @@ class RowEmitter:
             with _repeat(self.b, at, count, unroll * lanes, parts) as (column, carried):
                 if first is not None:
                     column = self.b.add(first, column)
-                chunks = [Chunk(self, loop, column, lanes * i, None, turns) for i in range(unroll)]
+                chunks = [Chunk(self, self.visits, column, lanes * i, None, turns)
+                          for i in range(unroll)]
                 self.emit_chunks(loop, chunks, carried)
             for values in accumulators:
                 for i in range(unroll):
@@ -272,7 +274,7 @@ class RowEmitter:
                 column = self.b.add(first, column)
             mask = e.prefix_mask(lanes, tail)
             carried = [values[0] for values in accumulators]
-            self.emit_chunks(loop, [Chunk(self, loop, column, 0, mask, turns)], carried)
+            self.emit_chunks(loop, [Chunk(self, self.visits, column, 0, mask, turns)], carried)
             for values in accumulators:
                 values[0] = carried.pop(0)
 

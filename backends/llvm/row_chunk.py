@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llvmlite import ir
 
@@ -11,41 +11,48 @@ from backends.llvm import scalar_emitter as se
 from backends.llvm.access import Access
 from backends.llvm.emit import constant
 from backends.llvm.folding import combine
-from backends.llvm.row_plan import Loop
 from euler_ir.scalar import Expr
 
 if TYPE_CHECKING:
     from backends.llvm.row import RowEmitter
 
-__all__ = ["Chunk"]
+__all__ = ["Chunk", "Visits"]
+
+
+class Visits(NamedTuple):
+    """What a loop needs at every element, and what of it earlier loops kept."""
+
+    exprs: list[tuple[Expr, int]]
+    kept: frozenset[Expr]
 
 
 class Chunk:
     """One vector of columns in one loop: the values there of expressions that vary.
 
-    It stands at `column` + `lane0`; `turns` says how far off a row turned by so much is read."""
+    It stands at `column` + `lane0`; `turns` says how far off a row turned by so much is read.
+    Everything in `visits`, what the loop needs with operands before their users, is emitted at
+    once."""
 
-    def __init__(self, rows: RowEmitter, loop: Loop, column: ir.Value, lane0: int,
+    def __init__(self, rows: RowEmitter, visits: Visits, column: ir.Value, lane0: int,
                  mask: ir.Constant | None, turns: dict[int, int]):
-        self.rows, self.loop, self.b = rows, loop, rows.b
+        self.rows, self.b = rows, rows.b
         self.column, self.lane0, self.mask, self.turns = column, lane0, mask, turns
         self.memo: dict[tuple[Expr, int], ir.Value] = {}
-        self.kept_before = rows.plan.kept_before(loop)
+        for x, turn in visits.exprs:
+            self.memo[x, turn] = self._value(x, turn, x in visits.kept)
 
     def value(self, x: Expr, turn: int = 0) -> ir.Value:
         """The vector of x, of the row turned by `turn` places."""
-        key = (x, turn)
-        if key not in self.memo:
-            self.memo[key] = self._value(x, turn)
-        return self.memo[key]
-
-    def _value(self, x: Expr, turn: int) -> ir.Value:
         rows, lanes = self.rows, self.rows.lanes
-        if x not in rows.plan.varying:
-            if x.op == "const":
-                return se.constant_value(x.value, x.dtype, lanes)
-            return e.splat(self.b, rows.values[x], lanes) if lanes > 1 else rows.values[x]
-        if x in self.kept_before:
+        if x in rows.plan.varying:
+            return self.memo[x, turn]
+        if x.op == "const":
+            return se.constant_value(x.value, x.dtype, lanes)
+        return e.splat(self.b, rows.values[x], lanes) if lanes > 1 else rows.values[x]
+
+    def _value(self, x: Expr, turn: int, kept: bool) -> ir.Value:
+        rows, lanes = self.rows, self.rows.lanes
+        if kept:
             kind = se.value_type(x.dtype, lanes)
             pointer = self.row_address(rows.kept_rows[x], kind, self.turns.get(turn, 0))
             return e.load(self.b, pointer, kind)

@@ -125,14 +125,15 @@ class RowPlan:
     def stretches(self, loop: Loop) -> list[tuple[int, int, dict[int, int]]]:
         """The columns cut where a turned row wraps around: start, stop, and for each turn how far
         off the row is read there."""
-        turns = {turn for _, turn in self._visits(loop)} - {0}
+        turns = {turn for _, turn in self.visits(loop)} - {0}
         cuts = sorted({0, self.columns, *(self.columns - turn for turn in turns)})
         return [(start, stop, {turn: turn - (self.columns if start + turn >= self.columns else 0)
                                for turn in turns})
                 for start, stop in zip(cuts, cuts[1:], strict=False)]
 
-    def _visits(self, loop: Loop) -> set[tuple[Expr, int]]:
-        """What a loop evaluates or loads, each with by how many places its row is turned."""
+    def visits(self, loop: Loop) -> list[tuple[Expr, int]]:
+        """What a loop evaluates or loads, each with by how many places its row is turned;
+        operands before their users."""
         before = self.kept_before(loop)
         sums = [self.program.column_sums[i][0] for i in loop.column_sums]
         seen = {(x, 0) for x in (*loop.roots, *sums)}
@@ -146,7 +147,9 @@ class RowPlan:
             new = {(arg, turn) for arg in x.args} - seen
             seen |= new
             stack.extend(new)
-        return {(x, turn) for x, turn in seen if x in self.varying}
+        place = {x: i for i, x in enumerate(self.order)}
+        return sorted(((x, turn) for x, turn in seen if x in self.varying),
+                      key=lambda visit: (place[visit[0]], visit[1]))
 
     def inplace(self) -> tuple[tuple[int, int], ...]:
         """Pairs (output, input) where each element of the input is read for the last time when
@@ -180,7 +183,7 @@ class RowPlan:
             if x not in self.varying:
                 note(x, 0, 0)
         for loop in self.loops:
-            for x, turn in self._visits(loop):
+            for x, turn in self.visits(loop):
                 note(x, turn, loop.level)
         return reads
 

@@ -40,7 +40,7 @@ def trace_function(inputs: Sequence[Value], nodes: Sequence[Node],
 
 class _Tracer:
     def __init__(self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]):
-        self.outputs = outputs
+        self.nodes, self.outputs = nodes, outputs
         # A value may be given twice; either place serves.
         self.arguments = {value: i for i, value in enumerate(inputs)}
         self.first_output = len(inputs)
@@ -50,6 +50,7 @@ class _Tracer:
         self.memo: dict[tuple, Expr | tuple[Expr, ...]] = {}
 
     def trace(self) -> RowProgram:
+        self.trace_in_order()
         stores, sums = [], []
         for i, value in enumerate(self.outputs):
             argument = self.first_output + i
@@ -64,6 +65,15 @@ class _Tracer:
             else:
                 stores.append((self.expr(value, axes), self.access(value, argument, axes)))
         return RowProgram(self.space, tuple(self.interner.loads), tuple(stores), tuple(sums))
+
+    def trace_in_order(self) -> None:
+        """Trace nodes that lie in the space as it is, first to last: without this, the way back
+        from the results would go as deep as the longest chain."""
+        for node in self.nodes:
+            shape = node.outputs[0].shape
+            if isinstance(node.op, (Pointwise, Row)) and len(shape) == len(self.space) and all(
+                    n in (1, extent) for n, extent in zip(shape, self.space, strict=True)):
+                self.node_exprs(node, tuple(None if n == 1 else i for i, n in enumerate(shape)))
 
     def result_axes(self, value: Value) -> Axes | None:
         """How a result follows the space; None for a column sum."""
