@@ -26,7 +26,7 @@ from euler_ir import scalar as s
 from euler_ir.scalar import Expr
 from euler_ir.types import F32, F64, I32, I64
 
-__all__ = ["expand", "flushed_exp", "polynomial"]
+__all__ = ["flushed_exp", "polynomial"]
 
 # Adding 1.5·2²³ to a small f32 rounds it to an integer, which then stands in the low bits.
 _ROUND_F32 = 1.5 * 2.0**23
@@ -146,18 +146,6 @@ def polynomial(op: str) -> tuple[Expr, Expr]:
     """An f32 argument, and the expression of the function `op` of it."""
     x = Expr("input", (), F32, 0)
     return x, _FUNCTIONS[op](x)
-
-
-def expand(exprs: Sequence[Expr]) -> list[Expr]:
-    """The expressions with f32 functions written out, for a backend without them."""
-    new: dict[Expr, Expr] = {}
-    for expr in s.topological(exprs):
-        args = tuple(new[arg] for arg in expr.args)
-        if expr.dtype is F32 and expr.op in _FUNCTIONS:
-            new[expr] = _FUNCTIONS[expr.op](*args)
-        else:
-            new[expr] = Expr(expr.op, args, expr.dtype, expr.value, expr.varies)
-    return [new[expr] for expr in exprs]
 
 
 def _reduce(x: Expr) -> tuple[Expr, Expr]:
