@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from backends.backend import create
 from backends.llvm.backend import LLVMBackend
 from euler_ir import interpreter, ops
 from euler_ir.builder import Builder
 from euler_ir.errors import EulerError
 from euler_ir.op import Composite
-from euler_ir.types import BF16, F32, I32
+from euler_ir.types import BF16, F32, F64, I32
 from runtime.execute import compile_function, link_function
 from tests.llvm_backends import apply, backend, run_with_threads, sample
 
@@ -94,6 +95,16 @@ def test_a_matmul_s_epilogue_reads_its_operands_in_place(dtype):
                                atol=0.1 if dtype is BF16 else 1e-5)
 
 
+def test_a_matmul_s_result_in_another_type():
+    f = apply(lambda b, x, w: [b.cast(b.linear(x, w), F64), b.less(b.linear(x, w * 2.0), x)],
+              (F32, (5, 7)), (F32, (7, 7)))
+    inputs = sample(f)
+    found = compile_function(f, backend()).run(inputs)
+    exact = interpreter.run(f, inputs, precise=True)
+    np.testing.assert_allclose(found["y0"], exact["y0"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found["y1"], exact["y1"])
+
+
 def test_a_matrix_times_itself():
     f = apply(lambda b, x: b.matmul(x, x) + x, (F32, (33, 33)))
     inputs = sample(f)
@@ -123,6 +134,16 @@ def test_integers_are_not_multiplied_as_matrices():
         f = b.function({"y": y})
     with pytest.raises(EulerError, match="floats"):
         backend().lower(f)
+
+
+@pytest.mark.parametrize("name", ["llvm", "reference"])
+def test_a_run_takes_no_input_that_is_bound_or_unknown(name):
+    """It would be left unread: a bound input is where it is."""
+    f = apply(lambda b, x, y: x * y, (F32, (2,)), (F32, (2,)))
+    program = link_function(f, create(name), {"x1": np.ones(2, np.float32)})
+    for other in ("x1", "x2"):
+        with pytest.raises(EulerError, match=f"takes no input %{other} at a run; it takes x0"):
+            program.run({"x0": np.ones(2), other: np.ones(2)})
 
 
 def test_missing_and_misshapen_inputs_are_named():

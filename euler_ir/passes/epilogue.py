@@ -51,12 +51,13 @@ def fuse_epilogues(function: Function) -> Function:
 
 
 def _next_in_chain(node: Node, consumers: dict[Value, list[Node]]) -> Node | None:
-    """The only reader of the node's result, if it is pointwise on that shape."""
+    """The only reader of the node's result, if it is pointwise and its result of the same type: a
+    matmul stores one type."""
     users = consumers[node.output]
     if len(users) != 1 or not isinstance(users[0].op, Pointwise):
         return None
     user = users[0]
-    same = len(user.outputs) == 1 and user.output.shape == node.output.shape
+    same = len(user.outputs) == 1 and user.output.type == node.output.type
     return user if same else None
 
 
