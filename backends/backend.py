@@ -21,8 +21,8 @@ class Program(Protocol):
     plan: Plan
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One execution: inputs that were not bound at link time by name, all outputs that are
-        not donated into bound memory as fresh arrays by name."""
+        """One execution: exactly the inputs that were not bound at link time by name, all outputs
+        that are not donated into bound memory as fresh arrays by name."""
 
 
 class Backend(Protocol):

@@ -1,4 +1,5 @@
-"""Host memory as the backends that run on it see it: aligned bytes, typed views, bound arrays."""
+"""Host memory as the backends that run on it see it: aligned bytes, typed views, bound arrays, and
+the memory of a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import numpy as np
 
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function, Value
-from euler_ir.plan import ALIGNMENT
+from euler_ir.interpreter import accept
+from euler_ir.plan import ALIGNMENT, Place, Plan
 from euler_ir.types import TensorType
 
 
@@ -28,6 +30,52 @@ def typed_view(memory: np.ndarray, offset: int, type: TensorType) -> np.ndarray:
     """A tensor that lies in memory from byte `offset` on."""
     part = memory[offset:offset + type.bytes]
     return part.view(type.dtype.numpy).reshape(type.shape)
+
+
+class HostMemory:
+    """The memory of a plan: its arena, and a buffer for each input, `bound` ones given.
+
+    Raises EulerError for a bound array that cannot serve as its input's memory."""
+
+    def __init__(self, plan: Plan, bound: Mapping[str, np.ndarray]) -> None:
+        function = plan.function
+        check_bound(function, bound)
+        self.plan = plan
+        self.arena = aligned_bytes(plan.arena_bytes)
+        self.buffers = {value.name: bytes_of(bound[value.name]) if value.name in bound
+                        else aligned_bytes(value.type.bytes) for value in function.inputs}
+        self._staged = {value.name: (value, self.array(value, plan.places[value]))
+                        for value in function.inputs if value.name not in bound}
+        kept = {function.donations.get(name) for name in bound}
+        self._results = {
+            name: self.array(value, plan.results[name])
+            for name, value in zip(function.output_names, function.outputs, strict=True)
+            if name not in kept}
+
+    def stage(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Copy in the inputs that are not bound, all or none.
+
+        Raises EulerError for one that is missing or does not fit, and for a name that is none of
+        them: a bound input is where it is, whatever else is given."""
+        for name in inputs:
+            if name not in self._staged:
+                raise EulerError(f"@{self.plan.function.name} takes no input %{name} at a run; it "
+                                 f"takes {', '.join(self._staged) or 'none'}")
+        for array, given in [(array, accept(value, inputs))
+                             for value, array in self._staged.values()]:
+            array[...] = given
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """Copies of the outputs that are not donated into bound memory, by name."""
+        return {name: array.copy() for name, array in self._results.items()}
+
+    def array(self, value: Value, place: Place) -> np.ndarray:
+        """A value that lies at a place of the plan."""
+        return typed_view(self.region(place), place.offset, value.type)
+
+    def region(self, place: Place) -> np.ndarray:
+        """The arena, or the input's buffer that a place is in, as bytes."""
+        return self.arena if place.base is None else self.buffers[place.base]
 
 
 def check_bound(function: Function, bound: Mapping[str, np.ndarray]) -> None:

@@ -77,12 +77,25 @@ def _widen(array: np.ndarray) -> np.ndarray:
 
 
 def accept(value: Value, inputs: Mapping[str, np.ndarray], precise: bool = False) -> np.ndarray:
-    """The array given for an input, in its declared type. Raises EulerError if there is none or
-    its shape is another."""
+    """The array given for an input, in its declared type. Raises EulerError if there is none, its
+    shape is another, or its numbers are none of that type (floats are rounded to narrower ones)."""
     if value.name not in inputs:
         raise EulerError(f"input %{value.name} is missing; given: {', '.join(inputs)}")
     array = np.asarray(inputs[value.name])
     if array.shape != value.shape:
         raise EulerError(f"input {value!r} was given an array of shape {array.shape}")
+    if array.dtype != value.dtype.numpy and not _convertible(array, value.dtype):
+        raise EulerError(f"input {value!r} was given {array.dtype} numbers that {value.dtype} "
+                         f"does not hold: {array.reshape(-1)[:4].tolist()}")
     wide = precise and value.dtype.is_float
     return array.astype(np.float64 if wide else value.dtype.numpy, copy=False)
+
+
+def _convertible(array: np.ndarray, dtype: DType) -> bool:
+    """Whether every number of the array has a meaning in this type: floats take all, integers and
+    bool only whole numbers in their range that are of such a type already."""
+    if dtype.is_float:
+        return np.can_cast(array.dtype, np.float64)
+    if array.dtype.kind not in "iub":
+        return False
+    return not array.size or (dtype.holds(array.min()) and dtype.holds(array.max()))

@@ -8,7 +8,7 @@ from euler_ir import interpreter, ops
 from euler_ir.builder import Builder
 from euler_ir.errors import EulerError
 from euler_ir.op import Composite
-from euler_ir.types import BF16, BOOL, F32, F64, I32, TensorType
+from euler_ir.types import BF16, BOOL, F32, F64, I32, U32, TensorType
 from tests.op_cases import attention_operands
 
 
@@ -104,6 +104,29 @@ def test_results_are_the_callers_own():
     result["y"][0, 0] = 7.0
     assert given.tolist() == [1] * 4 and result["x"].tolist() == [1] * 4
     assert result["again"].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("dtype, given", [
+    (I32, np.array([1.0, 2.0])), (I32, np.array([2**40, 0])), (BOOL, np.array([0, 2])),
+    (U32, np.array([-1, 0])), (F32, np.array([1j, 0])), (F32, np.array(["1", "2"])),
+])
+def test_numbers_that_an_input_does_not_hold_are_refused(dtype, given):
+    with Builder("f") as b:
+        function = b.function({"y": b.input("x", dtype, (2,))})
+    with pytest.raises(EulerError, match=rf"input %x: {dtype}\[2\] was given .* does not hold"):
+        interpreter.run(function, {"x": given})
+
+
+@pytest.mark.parametrize("dtype, given", [
+    (I32, np.array([-1, 2])), (I32, np.array([True, False])), (BOOL, np.array([0, 1])),
+    (F32, np.array([0.1, 3.3])), (F32, np.array([3, 4])), (U32, np.array([7, 2**32 - 1])),
+])
+def test_numbers_of_other_types_are_taken_where_they_fit(dtype, given):
+    with Builder("f") as b:
+        function = b.function({"y": b.input("x", dtype, (2,))})
+    found = interpreter.run(function, {"x": given})["y"]
+    assert found.dtype == dtype.numpy
+    np.testing.assert_array_equal(found, given.astype(dtype.numpy))
 
 
 def test_inputs_are_checked():

@@ -13,9 +13,8 @@ from backends.llvm.launch import Launch, Program
 from backends.llvm.movement import copy_kernel
 from backends.llvm.target import Target
 from backends.llvm.team import Team
-from backends.memory import aligned_bytes, bytes_of, check_bound, typed_view
-from euler_ir.graph import Function, Node, Value
-from euler_ir.interpreter import accept
+from backends.memory import HostMemory
+from euler_ir.graph import Function, Node
 from euler_ir.op import Composite
 from euler_ir.plan import Kernel, Place, Plan
 
@@ -71,29 +70,17 @@ class LLVMProgram:
     """A plan with its memory and its launch table."""
 
     def __init__(self, backend: LLVMBackend, plan: Plan, bound: Mapping[str, np.ndarray]) -> None:
-        function = plan.function
-        check_bound(function, bound)
         self.plan, self._team = plan, backend.team
-        self._arena = aligned_bytes(plan.arena_bytes)
-        self._buffers = {value.name: bytes_of(bound[value.name]) if value.name in bound
-                         else aligned_bytes(value.type.bytes) for value in function.inputs}
-        self._staged = [(value, self._array(value, plan.places[value]))
-                        for value in function.inputs if value.name not in bound]
-        kept = {function.donations.get(name) for name in bound}
-        self._results = {
-            name: self._array(value, plan.results[name])
-            for name, value in zip(function.output_names, function.outputs, strict=True)
-            if name not in kept}
+        self._memory = HostMemory(plan, bound)
         self._nodes: list[Node | None] = []
         self.launches: list[Launch] = []
         self._program = self._link(backend)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See `Program.run`. Raises EulerError for a missing input or one of another shape."""
-        for array, given in [(array, accept(value, inputs)) for value, array in self._staged]:
-            array[...] = given
+        """See `Program.run`. Raises EulerError for inputs that do not fit the function's."""
+        self._memory.stage(inputs)
         self._team.run(self._program)
-        return {name: array.copy() for name, array in self._results.items()}
+        return self._memory.fetch()
 
     def times(self) -> list[tuple[Node | None, float]]:
         """Each launch's node (None for a final copy) and seconds in the last run, where the
@@ -121,18 +108,12 @@ class LLVMProgram:
         scratch = max((source.scratch_bytes for source in sources), default=0)
         self.launches = table.launches
         return Program(self.launches, scratch, backend.timed,
-                       keep=(backend.compiler, self._arena, self._buffers))
+                       keep=(backend.compiler, self._memory))
 
     def _span(self, place: Place, size: int) -> tuple[int, int]:
         """First address, and the one after the last."""
-        start = self._memory(place).ctypes.data + place.offset
+        start = self._memory.region(place).ctypes.data + place.offset
         return start, start + size
-
-    def _array(self, value: Value, place: Place) -> np.ndarray:
-        return typed_view(self._memory(place), place.offset, value.type)
-
-    def _memory(self, place: Place) -> np.ndarray:
-        return self._arena if place.base is None else self._buffers[place.base]
 
 
 class _Table:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from backends.memory import aligned_bytes, bytes_of, check_bound, typed_view
-from euler_ir.graph import Function, Node, Value
-from euler_ir.interpreter import accept, run_node
+from backends.memory import HostMemory
+from euler_ir.graph import Function, Node
+from euler_ir.interpreter import run_node
 from euler_ir.op import REGISTRY, Composite, Pointwise
 from euler_ir.ops import AdamW, UpdateSlice
 from euler_ir.plan import Kernel, Place, Plan
@@ -66,22 +66,14 @@ class ReferenceProgram:
     """A plan with its memory."""
 
     def __init__(self, plan: Plan, bound: Mapping[str, np.ndarray], poison: bool) -> None:
-        function = plan.function
-        check_bound(function, bound)
         self.plan, self.poison = plan, poison
-        self.arena = aligned_bytes(plan.arena_bytes)
-        self.buffers = {value.name: bytes_of(bound[value.name]) if value.name in bound
-                        else aligned_bytes(value.type.bytes) for value in function.inputs}
-        self.staged = [value for value in function.inputs if value.name not in bound]
-        self.arrays = {value: self._array(value, place) for value, place in plan.places.items()}
-        self.results = {
-            name: self._array(value, plan.results[name])
-            for name, value in zip(function.output_names, function.outputs, strict=True)
-            if name not in {function.donations.get(input_name) for input_name in bound}}
+        self._memory = HostMemory(plan, bound)
+        self._arrays = {value: self._memory.array(value, place)
+                        for value, place in plan.places.items()}
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for value, array in [(value, accept(value, inputs)) for value in self.staged]:
-            self.arrays[value][...] = array
+        """See `Program.run`. Raises EulerError for inputs that do not fit the function's."""
+        self._memory.stage(inputs)
         for number, step in enumerate(self.plan.steps):
             if self.poison:
                 self._poison(number)
@@ -92,28 +84,23 @@ class ReferenceProgram:
             source, target = (self._bytes(place, copy.size)
                               for place in (copy.source, copy.target))
             target[...] = source
-        return {name: array.copy() for name, array in self.results.items()}
+        return self._memory.fetch()
 
     def _run_node(self, node: Node) -> None:
         # A result may be an operand's own memory, which the first result written may be in.
         results = [np.array(array)
-                   for array in run_node(node, [self.arrays[value] for value in node.inputs])]
+                   for array in run_node(node, [self._arrays[value] for value in node.inputs])]
         for value, array in zip(node.outputs, results, strict=True):
-            self.arrays[value][...] = array
+            self._arrays[value][...] = array
 
     def _poison(self, step: int) -> None:
         """Fill what holds no value at the beginning of a step, its results' places included."""
-        free = np.ones(len(self.arena), bool)
+        arena = self._memory.arena
+        free = np.ones(len(arena), bool)
         for block in self.plan.blocks:
             if block.first < step <= block.last:
                 free[block.offset:block.offset + block.size] = False
-        self.arena[free] = POISON
-
-    def _array(self, value: Value, place: Place) -> np.ndarray:
-        return typed_view(self._memory(place), place.offset, value.type)
+        arena[free] = POISON
 
     def _bytes(self, place: Place, size: int) -> np.ndarray:
-        return self._memory(place)[place.offset:place.offset + size]
-
-    def _memory(self, place: Place) -> np.ndarray:
-        return self.arena if place.base is None else self.buffers[place.base]
+        return self._memory.region(place)[place.offset:place.offset + size]
