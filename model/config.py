@@ -39,7 +39,8 @@ class ModelConfig:
 
     Of `prediction_heads`, head k predicts the token k + 1 ahead (multi-token prediction, Gloeckle
     et al. 2024, arXiv:2404.19737). With `tied_head` the embedding is the one head as well
-    (Press & Wolf 2017, arXiv:1608.05859). `rope_base` is for rotary positions."""
+    (Press & Wolf 2017, arXiv:1608.05859). `rope_base` is for rotary positions. Attention heads
+    share the width evenly unless a `given_head_size` says otherwise."""
 
     kind: str
     width: int
@@ -53,6 +54,7 @@ class ModelConfig:
     tied_head: bool = False
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    given_head_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -61,7 +63,11 @@ class ModelConfig:
             value = getattr(self, f.name)
             if f.type == "int" and (type(value) is not int or value < 1):
                 raise EulerError(f"model {f.name} must be a positive whole number, got {value!r}")
-        if self.width % self.heads or self.heads % self.kv_heads or self.head_size % 2:
+        given = self.given_head_size
+        if given is not None and (type(given) is not int or given < 2 or given % 2):
+            raise EulerError(f"model given_head_size must be even and positive, got {given!r}")
+        uneven = given is None and self.width % self.heads
+        if uneven or self.heads % self.kv_heads or self.head_size % 2:
             raise EulerError(f"width {self.width}, {self.heads} heads, {self.kv_heads} KV heads: "
                              "heads must divide the width into even parts, KV heads the heads")
         if type(self.tied_head) is not bool:
@@ -76,7 +82,7 @@ class ModelConfig:
 
     @property
     def head_size(self) -> int:
-        return self.width // self.heads
+        return self.given_head_size or self.width // self.heads
 
     @property
     def padded_vocabulary(self) -> int:
@@ -135,4 +141,5 @@ def shrink(config: ModelConfig) -> ModelConfig:
     kv_heads = 1 if grouping > 1 else 2
     heads = kv_heads * min(grouping, 2)
     return replace(config, width=4 * heads, heads=heads, kv_heads=kv_heads, layers=2,
-                   context=min(config.context, 8), vocabulary=13, hidden=11)
+                   context=min(config.context, 8), vocabulary=13, hidden=11,
+                   given_head_size=None)

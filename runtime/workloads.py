@@ -85,7 +85,7 @@ def _decode_flops(config: ModelConfig, keys: int) -> int:
     # The last two axes: of the heads' tensor that is one head.
     matrices = sum(math.prod(p.shape[-2:]) for p in parameters(config)
                    if len(p.shape) > 1 and not p.looked_up)
-    return 2 * matrices + 4 * config.layers * config.width * keys
+    return 2 * matrices + 4 * config.layers * config.heads * config.head_size * keys
 
 
 def matmul(config: ModelConfig, backend: Backend, batch: int, time: int,
