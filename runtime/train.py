@@ -89,6 +89,8 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Pa
     else:
         for note in checkpoint.notes:
             print(note, file=sys.stderr)
+        if "source" in checkpoint.state:
+            raise EulerError(f"{checkpoint.path} was imported: it has no run to go on with")
         settings = Settings.from_dict(checkpoint.state["settings"])
         directory = checkpoint.path.parent.parent
         print(f"resuming after step {checkpoint.step}", file=sys.stderr)

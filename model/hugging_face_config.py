@@ -1,0 +1,178 @@
+"""A Hugging Face `config.json` to and from our model configuration.
+
+Every key is one of three: it is a size or option that we have, it must have the one value that our
+model computes, or it does not touch what the model computes (dropout, initial values, ids of
+special tokens). Any other key that is set to something is refused by name: a model that is silently
+another one is worse than none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.interchange import GPT2, LLAMA, architecture
+
+#: More than any model has; what a file claims beyond is a fault or an attack on our memory.
+_MOST_ROWS = 1 << 24
+
+_MODEL_TYPES = {"gpt2": GPT2, "llama": LLAMA}
+
+# Ours -> theirs, with the value that a missing key means; without one it must be there.
+_MISSING = object()
+_SIZES = {
+    GPT2: {"width": ("n_embd", _MISSING), "heads": ("n_head", _MISSING),
+           "layers": ("n_layer", _MISSING), "context": ("n_positions", _MISSING),
+           "vocabulary": ("vocab_size", _MISSING), "hidden": ("n_inner", None),
+           "norm_eps": ("layer_norm_epsilon", 1e-5), "tied_head": ("tie_word_embeddings", True)},
+    LLAMA: {"width": ("hidden_size", _MISSING), "heads": ("num_attention_heads", _MISSING),
+            "kv_heads": ("num_key_value_heads", None), "layers": ("num_hidden_layers", _MISSING),
+            "context": ("max_position_embeddings", _MISSING),
+            "vocabulary": ("vocab_size", _MISSING), "hidden": ("intermediate_size", _MISSING),
+            "norm_eps": ("rms_norm_eps", 1e-6), "tied_head": ("tie_word_embeddings", False),
+            "given_head_size": ("head_dim", None)},
+}
+
+# What must have one of these values, where it is there.
+_REQUIRED: dict[str, dict[str, tuple]] = {
+    GPT2: {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
+           "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,),
+           "add_cross_attention": (False,)},
+    LLAMA: {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,),
+            "partial_rotary_factor": (1, 1.0), "pretraining_tp": (1,)},
+}
+_REQUIRED_OF_ALL: dict[str, tuple] = {"is_encoder_decoder": (False,), "chunk_size_feed_forward":
+                                      (0,), "is_decoder": (False, True)}
+
+# Bookkeeping, training-time settings and defaults of text generation.
+_HARMLESS = frozenset("""
+    _name_or_path _attn_implementation_autoset architectures model_type transformers_version dtype
+    torch_dtype use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
+    initializer_range initializer_cutoff_factor attention_dropout attn_pdrop embd_pdrop resid_pdrop
+    dropout gradient_checkpointing n_ctx output_attentions output_hidden_states return_dict
+    torchscript use_bfloat16 tf_legacy_loss summary_type summary_use_proj summary_activation
+    summary_proj_to_labels summary_first_dropout id2label label2id problem_type finetuning_task
+    task_specific_params max_length min_length do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
+    output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    prefix tokenizer_class rope_theta rope_scaling rope_parameters
+""".split())
+
+
+def read_config(document: object) -> ModelConfig:
+    """The configuration of a `config.json`, with one prediction head.
+
+    Raises EulerError naming the key whose value cannot be."""
+    if not isinstance(document, dict):
+        raise EulerError("config.json is not a JSON object")
+    kind = _architecture_of(document)
+    sizes = {ours: document.get(theirs, default)
+             for ours, (theirs, default) in _SIZES[kind].items()}
+    for ours, (theirs, _) in _SIZES[kind].items():
+        _check_size(theirs, ours, sizes[ours])
+    _refuse_others(document, kind)
+    if kind == GPT2:
+        sizes["kv_heads"] = sizes["heads"]
+        sizes["hidden"] = sizes["hidden"] or 4 * sizes["width"]
+        if document.get("n_ctx", sizes["context"]) != sizes["context"]:
+            raise EulerError(f"config.json: n_ctx {document['n_ctx']!r} is not n_positions "
+                             f"{sizes['context']}")
+        return ModelConfig("gpt2", **sizes)
+    sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
+    if (sizes["given_head_size"] or 0) * sizes["heads"] == sizes["width"]:
+        sizes["given_head_size"] = None
+    return ModelConfig("llama", rope_base=_rope_base(document), **sizes)
+
+
+def write_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> dict[str, Any]:
+    """The `config.json` of a model whose tensors have the type `dtype` (float32, ...).
+
+    Raises EulerError for a model that Hugging Face's classes have no place for."""
+    kind = architecture(config)
+    model_type = next(name for name, known in _MODEL_TYPES.items() if known == kind)
+    document = {"architectures": [kind], "model_type": model_type}
+    document |= {theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES[kind].items()}
+    if kind == GPT2:
+        document["activation_function"] = "gelu_new"
+    else:
+        document |= {"head_dim": config.head_size, "hidden_act": "silu", "attention_bias": False,
+                     "mlp_bias": False, "rope_theta": config.rope_base, "rope_scaling": None}
+    # Null where there is none: the classes' own defaults are ids of other vocabularies.
+    return document | {"bos_token_id": end_of_text, "eos_token_id": end_of_text,
+                       "torch_dtype": dtype}
+
+
+def _architecture_of(document: Mapping[str, Any]) -> str:
+    model_type, named = document.get("model_type"), document.get("architectures")
+    if named is None and isinstance(model_type, str):
+        named = [_MODEL_TYPES.get(model_type, model_type)]
+    if not isinstance(named, list) or named not in ([GPT2], [LLAMA]):
+        raise EulerError(f"config.json: architectures {named!r} is not supported; it must be "
+                         f"[{GPT2!r}] or [{LLAMA!r}]")
+    if model_type is not None and _MODEL_TYPES.get(str(model_type)) != named[0]:
+        raise EulerError(f"config.json: model_type {model_type!r} does not go with {named[0]}")
+    return named[0]
+
+
+def _check_size(theirs: str, ours: str, value: object) -> None:
+    """Raise EulerError unless the value of a key has its type and a sensible magnitude."""
+    if value is _MISSING:
+        raise EulerError(f"config.json has no {theirs}")
+    if ours == "norm_eps":
+        _positive_number(theirs, value)
+    elif ours == "tied_head":
+        if type(value) is not bool:
+            raise EulerError(f"config.json: {theirs} must be true or false, got {value!r}")
+    elif value is not None and not (type(value) is int and 1 <= value <= _MOST_ROWS):
+        raise EulerError(f"config.json: {theirs} must be a whole number from 1 to {_MOST_ROWS}, "
+                         f"got {value!r}")
+    elif value is None and ours not in ("hidden", "kv_heads", "given_head_size"):
+        raise EulerError(f"config.json: {theirs} must be a whole number, got null")
+
+
+def _positive_number(name: str, value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise EulerError(f"config.json: {name} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _refuse_others(document: Mapping[str, Any], kind: str) -> None:
+    required = _REQUIRED[kind] | _REQUIRED_OF_ALL
+    known = {theirs for theirs, _ in _SIZES[kind].values()} | _HARMLESS
+    for key, value in document.items():
+        if key in required:
+            if value not in required[key]:
+                raise EulerError(f"config.json: {key} {value!r} is not supported; it must be "
+                                 f"{required[key][0]!r}")
+        elif key not in known and value not in (None, False, {}, []):
+            raise EulerError(f"config.json: {key} {value!r} is not supported: it is unknown "
+                             f"what it changes in {kind}")
+
+
+def _rope_base(document: Mapping[str, Any]) -> float:
+    """The rotary base, which older files have as a key of its own, newer in `rope_parameters`."""
+    base = document.get("rope_theta")
+    for key in ("rope_scaling", "rope_parameters"):
+        options = document.get(key)
+        if options is None:
+            continue
+        if not isinstance(options, dict):
+            raise EulerError(f"config.json: {key} must be an object or null, got {options!r}")
+        rope_type = options.get("rope_type", options.get("type", "default"))
+        if rope_type != "default":
+            raise EulerError(f"config.json: {key} of type {rope_type!r} is not supported; it must "
+                             "be null or 'default'")
+        for option in set(options) - {"rope_type", "type", "rope_theta"}:
+            if options[option] not in _REQUIRED[LLAMA].get(option, (None,)):
+                raise EulerError(f"config.json: {key} option {option} = {options[option]!r} is "
+                                 "not supported")
+        inner = options.get("rope_theta", base)
+        if base is not None and inner != base:
+            raise EulerError(f"config.json: rope_theta is {base!r} and, in {key}, {inner!r}")
+        base = inner
+    return 10000.0 if base is None else _positive_number("rope_theta", base)

@@ -1,0 +1,103 @@
+"""Bring a Hugging Face model here, or take a trained one there.
+
+    python -m runtime.convert --from HF_FOLDER --out RUN
+    python -m runtime.convert --checkpoint RUN --to HF_FOLDER
+
+A Hugging Face folder holds `config.json`, `model.safetensors` (or shards and their index) and
+`tokenizer.json`, of class GPT2LMHeadModel or LlamaForCausalLM. Import makes a run directory with
+one checkpoint, which `generate` takes; an optimizer's state is not in it, so training cannot be
+resumed from it. Export makes a folder that `transformers` loads; prediction heads after the first
+go to `mtp_heads.safetensors` in it, and come back on import. What was imported is exported as it
+was: tensors to the bit, with their names and types, and the configuration. `--dtype` gives all
+parameters another type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.parameters import parameter_count, parameters
+from runtime.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
+from runtime.cli import Parser, run_command
+from runtime.hugging_face import read_folder
+from runtime.hugging_face_export import write_folder
+from runtime.run_directory import claim_run_directory
+
+_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+
+
+def parser() -> Parser:
+    p = Parser(prog="python -m runtime.convert", description=__doc__.splitlines()[0])
+    given = p.add_mutually_exclusive_group(required=True)
+    given.add_argument("--from", dest="folder", metavar="FOLDER",
+                       help="a Hugging Face model folder to import; --out says where to")
+    given.add_argument("--checkpoint", metavar="DIR", help="a run directory (its newest "
+                       "checkpoint) or a checkpoint to export; --to says where to")
+    p.add_argument("--out", metavar="DIR", help="the new run directory")
+    p.add_argument("--tokenizer", metavar="FILE",
+                   help="the imported model's tokenizer.json (the one in its folder)")
+    p.add_argument("--to", metavar="PATH", help="the new folder, or file")
+    p.add_argument("--dtype", choices=_DTYPES,
+                   help="of the exported parameters (as imported; else as trained)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    _check_flags(arguments)
+    if arguments.folder:
+        import_folder(arguments.folder, arguments.out, arguments.tokenizer)
+    else:
+        export_folder(arguments.checkpoint, arguments.to, _DTYPES.get(arguments.dtype))
+
+
+def _check_flags(arguments) -> None:
+    """Raise EulerError for a flag of the other direction, and for a missing destination."""
+    own, other = (("out", "tokenizer"), ("to", "dtype"))
+    given = "--from"
+    if arguments.checkpoint:
+        own, other, given = other, own, "--checkpoint"
+    for name in other:
+        if getattr(arguments, name) is not None:
+            raise EulerError(f"--{name} does not go with {given}")
+    if getattr(arguments, own[0]) is None:
+        raise EulerError(f"{given} needs --{own[0]}, where the result goes")
+
+
+def import_folder(folder: Path | str, out: Path | str, tokenizer: Path | str | None = None) -> None:
+    """Make the run directory `out` with one checkpoint, the model of a Hugging Face folder."""
+    model = read_folder(folder, tokenizer)
+    config = model.config
+    precision = "f64" if next(iter(model.tensors.values())).dtype == "f8" else "f32"
+    state = {"step": 0, "model": config.to_dict(), "source": model.source,
+             "settings": {"precision": precision, "context": config.context}}
+    with CheckpointWriter(claim_run_directory(out)) as writer:
+        path = writer.save(model.tensors, {}, state, model.tokenizer_json, final=True)
+    print(f"{model.source['architecture']}: {parameter_count(config):,} parameters -> {path}")
+
+
+def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None = None) -> None:
+    """Write the model of a checkpoint to a new Hugging Face folder."""
+    checkpoint, config = _load(checkpoint_path)
+    write_folder(to, config, checkpoint.tensors, checkpoint.tokenizer_json,
+                 checkpoint.state.get("source"), dtype)
+    print(f"{checkpoint.path}: {parameter_count(config):,} parameters -> {to}")
+
+
+def _load(path: Path | str) -> tuple[Checkpoint, ModelConfig]:
+    checkpoint = load_checkpoint(path, with_moments=False)
+    if checkpoint is None:
+        raise EulerError(f"{path} has no checkpoint yet")
+    for note in checkpoint.notes:
+        print(note, file=sys.stderr)
+    config = ModelConfig.from_dict(checkpoint.state["model"])
+    checkpoint.check_shapes({p.name: p.shape for p in parameters(config)})
+    return checkpoint, config
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

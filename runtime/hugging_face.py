@@ -1,0 +1,281 @@
+"""Hugging Face model folders, read: what a folder has is kept, checked to say nothing new, or
+refused by name.
+
+A model keeps a *source record*, so that it can be written back as it was: the tensors' names and
+types, `config.json`, the smaller JSON files, and the values of constants that old files carry
+(masks of GPT-2, rotary frequencies of Llama).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.hugging_face_config import read_config
+from model.interchange import (
+    EMBEDDINGS,
+    GPT2,
+    GPT2_PREFIX,
+    HEAD,
+    LLAMA,
+    architecture,
+    further_heads,
+    places,
+)
+from model.parameters import parameters
+from model.tokenizer import Tokenizer
+from runtime.untrusted import open_tensors, read_json, read_text
+
+CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+FURTHER_HEADS = "mtp_heads.safetensors"
+#: Kept as they are: settings of text generation and of how others present the tokenizer.
+KEPT = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+
+_MOST_TOKENIZER = 24 << 20  # bytes; Llama 3's has nine million
+
+#: Element types by safetensors' names: those of parameters, and with those of masks.
+FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
+          "BF16": np.dtype(ml_dtypes.bfloat16)}
+NUMPY_TYPES = {**FLOATS, "U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_)}
+
+_MASK = re.compile(r"transformer\.h\.\d+\.attn\.bias")
+_SMALL_CONSTANT = {
+    GPT2: re.compile(r"transformer\.h\.\d+\.attn\.masked_bias"),
+    LLAMA: re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+}
+_LISTED = 5  # names in one error
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model as a folder has it: parameters by our names, f32 (f64 where the file has f64)."""
+
+    config: ModelConfig
+    tensors: dict[str, np.ndarray]
+    tokenizer_json: str
+    source: dict[str, Any]
+
+
+def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Imported:
+    """Read the model of a folder, with the tokenizer of the folder or of another file.
+
+    Raises EulerError, in one line, for what is missing, damaged, too large, or not supported."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise EulerError(f"{folder} is no directory of a model")
+    document = read_json(folder, CONFIG)
+    with _naming(folder):
+        config = read_config(document)
+        theirs = architecture(config)
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(open_tensors(folder, name)) for name in _tensor_files(folder)]
+        found = _Found(folder, theirs, files)
+        heads = None
+        if os.path.lexists(folder / FURTHER_HEADS):
+            file = opened.enter_context(open_tensors(folder, FURTHER_HEADS))
+            heads = _Found(folder, None, [file])
+            config = _with_heads(config, heads)
+        if config.layers > len(found.slices):
+            raise EulerError(f"{folder / CONFIG} says {config.layers} layers, the files have no "
+                             f"more than {len(found.slices)} tensors")
+        source = _check(config, found, heads)
+        tokenizer_json = _read_tokenizer(folder, tokenizer, config)
+        tensors = _read_parameters(config, found, heads)
+    source |= {"architecture": theirs, "config": document,
+               "files": {name: read_text(folder, name)
+                         for name in KEPT if os.path.lexists(folder / name)}}
+    return Imported(config, tensors, tokenizer_json, source)
+
+
+def canonical_name(name: str, theirs: str | None) -> str:
+    """A tensor's name with the prefix that files of GPT-2 may leave out."""
+    if theirs == GPT2 and name != HEAD and not name.startswith(GPT2_PREFIX):
+        return GPT2_PREFIX + name
+    return name
+
+
+class _Found:
+    """The tensors in safetensors files, by canonical name: GPT-2's with its prefix."""
+
+    def __init__(self, folder: Path, theirs: str | None, files: Sequence[safetensors.safe_open]):
+        self.folder = folder
+        self.slices, self.names, self._files = {}, {}, {}
+        for file in files:
+            for name in file.keys():
+                canonical = canonical_name(name, theirs)
+                if canonical in self.slices:
+                    raise EulerError(f"{folder} has the tensor {name} twice")
+                self.slices[canonical] = file.get_slice(name)
+                self.names[canonical], self._files[canonical] = name, file
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.slices[name].get_shape())
+
+    def dtype(self, name: str) -> str:
+        return self.slices[name].get_dtype()
+
+    def read(self, name: str) -> np.ndarray:
+        return self._files[name].get_tensor(self.names[name])
+
+
+def _with_heads(config: ModelConfig, heads: _Found) -> ModelConfig:
+    if architecture(config) == GPT2 or config.tied_head:
+        raise EulerError(f"{heads.folder / FURTHER_HEADS} has further prediction heads, which go "
+                         f"with an untied model of class {LLAMA} only")
+    return ModelConfig(**{**config.to_dict(), "kind": "nano",
+                          "prediction_heads": 1 + len(heads.slices)})
+
+
+def _check(config: ModelConfig, found: _Found, heads: _Found | None) -> dict[str, Any]:
+    """Compare what is there with what must be; the source record's part about tensors.
+
+    Reads nothing but constants and, where the embedding is there twice, both of these."""
+    theirs = architecture(config)
+    wanted = {place.name: place.shape for place in places(config)}
+    _check_tensors(found, wanted, {HEAD} if config.tied_head else set(), theirs)
+    if heads is not None:
+        _check_tensors(heads, {place.name: place.shape for place in further_heads(config)})
+    if config.tied_head and HEAD in found.slices:
+        _check_tied(found, EMBEDDINGS[theirs])
+    constants = {found.names[name]: _constant(found, name, config)
+                 for name in found.slices if _is_constant(name, theirs)}
+    types = {found.names[name]: found.dtype(name) for name in found.slices}
+    return {"tensors": types, "constants": constants,
+            "further_heads": {name: heads.dtype(name) for name in heads.slices} if heads else {}}
+
+
+def _check_tensors(found: _Found, wanted: Mapping[str, tuple[int, ...]],
+                   optional: set[str] = frozenset(), theirs: str | None = None) -> None:
+    """Raise EulerError unless these tensors are there, in these shapes, and no other ones."""
+    missing = [name for name in wanted if name not in found.slices]
+    unknown = [found.names[name] for name in found.slices
+               if name not in wanted and name not in optional and not _is_constant(name, theirs)]
+    complaints = [f"{kind} tensors: {_listed(names)}"
+                  for kind, names in (("missing", missing), ("unknown", unknown)) if names]
+    if complaints:
+        raise EulerError(f"{found.folder} has {'; '.join(complaints)}")
+    for name, shape in wanted.items():
+        if found.shape(name) != shape:
+            raise EulerError(f"{found.folder}: {found.names[name]} has shape "
+                             f"{list(found.shape(name))}, {CONFIG} asks for {list(shape)}")
+        if found.dtype(name) not in FLOATS:
+            raise EulerError(f"{found.folder}: {found.names[name]} has the type "
+                             f"{found.dtype(name)}, which is none of {', '.join(FLOATS)}")
+
+
+def _check_tied(found: _Found, embedding: str) -> None:
+    same_type = found.dtype(HEAD) == found.dtype(embedding)
+    if not same_type or found.shape(HEAD) != found.shape(embedding) or (
+            found.read(HEAD).tobytes() != found.read(embedding).tobytes()):
+        raise EulerError(f"{found.folder}: {HEAD} differs from {found.names[embedding]}, but "
+                         f"{CONFIG} ties them (tie_word_embeddings): one of the two is wrong")
+
+
+def _is_constant(name: str, theirs: str | None) -> bool:
+    if theirs == GPT2 and _MASK.fullmatch(name):
+        return True
+    return theirs is not None and _SMALL_CONSTANT[theirs].fullmatch(name) is not None
+
+
+def _constant(found: _Found, name: str, config: ModelConfig) -> list[float] | None:
+    """The values of a constant that says nothing new; None for a causal mask."""
+    shape, size = found.shape(name), config.context
+    if found.dtype(name) not in NUMPY_TYPES:
+        raise EulerError(f"{found.folder}: {found.names[name]} has the type {found.dtype(name)}")
+    if _MASK.fullmatch(name):
+        if shape != (1, 1, size, size) or not (
+                found.read(name)[0, 0] == np.tri(size, dtype=bool)).all():
+            raise EulerError(f"{found.folder}: {found.names[name]} is not the causal mask of "
+                             f"{size} positions")
+        return None
+    if name.endswith(".masked_bias"):
+        if shape != () or not found.read(name) <= -1e4:
+            raise EulerError(f"{found.folder}: {found.names[name]} is no large negative number")
+        return [float(found.read(name))]
+    half = config.head_size // 2
+    expected = config.rope_base ** (-np.arange(half) / half)
+    if shape != (half,) or not np.allclose(
+            found.read(name).astype(np.float64), expected, rtol=1e-2, atol=0):
+        raise EulerError(f"{found.folder}: {found.names[name]} has other frequencies than those of "
+                         f"rope_theta {config.rope_base:g}")
+    return [float(value) for value in found.read(name)]
+
+
+def _read_parameters(config: ModelConfig, found: _Found,
+                     heads: _Found | None) -> dict[str, np.ndarray]:
+    """Our parameters, each file tensor converted on its way to its place."""
+    sources = [(place, found) for place in places(config)]
+    sources += [(place, heads) for place in further_heads(config)]
+    wide = any(file.dtype(place.name) == "F64" for place, file in sources)
+    dtype = np.float64 if wide else np.float32
+    tensors = {p.name: np.empty(p.shape, dtype) for p in parameters(config)}
+    for place, file in sources:
+        place.view(tensors)[...] = file.read(place.name)
+    return tensors
+
+
+def _read_tokenizer(folder: Path, given: Path | str | None, config: ModelConfig) -> str:
+    """The text of the tokenizer's file, which has been checked to go with the model."""
+    path = folder / TOKENIZER if given is None else Path(given).resolve()
+    if given is None and not os.path.lexists(path):
+        raise EulerError(f"{path} is missing: give the model's tokenizer.json with --tokenizer")
+    text = read_text(path.parent, path.name, _MOST_TOKENIZER)
+    try:
+        tokenizer = Tokenizer.from_json(text)
+    except EulerError as error:
+        raise EulerError(f"tokenizer {path}: {error}") from error
+    if tokenizer.vocabulary_size > config.vocabulary:
+        raise EulerError(f"tokenizer {path} has ids up to {tokenizer.vocabulary_size - 1}, the "
+                         f"model's vocabulary is {config.vocabulary}")
+    return text
+
+
+def _tensor_files(folder: Path) -> list[str]:
+    """Names of the files with the model's tensors: one, or those of an index."""
+    if os.path.lexists(folder / TENSORS):
+        return [TENSORS]
+    if not os.path.lexists(folder / INDEX):
+        others = sorted(p.name for p in folder.glob("*.bin"))
+        hint = f" ({others[0]} is a pickle, which is never read)" if others else ""
+        raise EulerError(f"{folder} has neither {TENSORS} nor {INDEX}{hint}")
+    index = read_json(folder, INDEX)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(
+            isinstance(name, str) for name in weight_map.values()):
+        raise EulerError(f"{folder / INDEX} has no weight_map of tensors and their files")
+    counts = Counter()
+    for name in sorted(set(weight_map.values())):
+        with open_tensors(folder, name) as file:
+            counts.update((tensor, name) for tensor in file.keys())
+    wrong = sorted(tensor for tensor, _ in counts.keys() ^ set(weight_map.items()))
+    if wrong:
+        raise EulerError(f"{folder / INDEX} and the files that it names do not agree on "
+                         f"{_listed(wrong)}")
+    return sorted(set(weight_map.values()))
+
+
+@contextlib.contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Put the folder in front of errors that come from inside."""
+    try:
+        yield
+    except EulerError as error:
+        raise EulerError(f"{folder}: {error}") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"

@@ -1,0 +1,143 @@
+"""Hugging Face model folders, written: by the source record as they were, or in today's form."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.hugging_face_config import write_config
+from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, places
+from model.tokenizer import END_OF_DOCUMENT, Tokenizer
+from runtime.files import write_error
+from runtime.hugging_face import (
+    CONFIG,
+    FURTHER_HEADS,
+    NUMPY_TYPES,
+    TENSORS,
+    TOKENIZER,
+    canonical_name,
+)
+
+_NAMES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+
+
+def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
+                 tokenizer_json: str, source: Mapping[str, Any] | None = None,
+                 dtype: str | None = None) -> None:
+    """Write a model, of parameters by our names, to a new folder.
+
+    With the `source` record of an import, names, types and files are those of the import. Without,
+    they are what transformers writes today. A `dtype` (F32, F16, BF16) is that of all parameters.
+    Raises EulerError for a model that has no such form, and for a folder that holds something."""
+    arrays = dict(_model_tensors(config, tensors, source, dtype))
+    heads = dict(_further_heads(config, tensors, source, dtype))
+    texts = _texts(config, tokenizer_json, source, dtype or _common_type(arrays))
+    with new_folder(Path(out)) as folder:
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        # Readers refuse a file that does not say which framework's layouts it follows.
+        safetensors.numpy.save_file(arrays, folder / TENSORS, metadata={"format": "pt"})
+        if heads:
+            safetensors.numpy.save_file(heads, folder / FURTHER_HEADS, metadata={"format": "pt"})
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to write to, which takes its place when all went well."""
+    if out.is_dir() and any(out.iterdir()) or out.exists() and not out.is_dir():
+        raise EulerError(f"{out} exists already: name a new folder")
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        os.replace(beside, out)
+    except OSError as error:
+        raise write_error(error, out) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in this type, in row-major order. EulerError where a number does not fit."""
+    with np.errstate(over="ignore"):
+        result = np.asarray(array, dtype, order="C")
+    if np.isinf(result).any() and not np.isinf(array).any():
+        raise EulerError(f"{name} has numbers that do not fit {_NAMES[dtype]}: take another type")
+    return result
+
+
+def _model_tensors(config: ModelConfig, tensors: Mapping[str, np.ndarray],
+                   source: Mapping[str, Any] | None,
+                   dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    by_name = {place.name: place for place in places(config)}
+    theirs = architecture(config)
+    if config.tied_head:  # some files have the one matrix twice
+        by_name[HEAD] = by_name[EMBEDDINGS[theirs]]
+    if source is None:
+        types = {place.name: _NAMES[tensors[place.parameter].dtype] for place in places(config)}
+        constants = {}
+    else:
+        types, constants = source["tensors"], source["constants"]
+    for name, own_type in types.items():
+        canonical = canonical_name(name, theirs)
+        if name in constants:
+            yield name, _constant(config, constants[name], own_type)
+        else:
+            array = by_name[canonical].view(tensors)
+            yield name, converted(name, array, NUMPY_TYPES[dtype or own_type])
+
+
+def _further_heads(config: ModelConfig, tensors: Mapping[str, np.ndarray],
+                   source: Mapping[str, Any] | None,
+                   dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    types = source["further_heads"] if source else {}
+    for place in further_heads(config):
+        array = place.view(tensors)
+        own_type = types.get(place.name, _NAMES[array.dtype])
+        yield place.name, converted(place.name, array, NUMPY_TYPES[dtype or own_type])
+
+
+def _constant(config: ModelConfig, values: list[float] | None, dtype: str) -> np.ndarray:
+    """A constant by its record: a causal mask, a number, or frequencies."""
+    if values is None:
+        return np.tri(config.context, dtype=bool)[None, None].astype(NUMPY_TYPES[dtype])
+    array = np.array(values, NUMPY_TYPES[dtype])
+    return array.reshape(()) if len(values) == 1 else array
+
+
+def _common_type(arrays: Mapping[str, np.ndarray]) -> str:
+    return _NAMES[max((array.dtype for array in arrays.values()), key=lambda d: d.itemsize)]
+
+
+def _texts(config: ModelConfig, tokenizer_json: str, source: Mapping[str, Any] | None,
+           dtype: str) -> dict[str, str]:
+    """Contents of the folder's other files, by name."""
+    numpy_name = NUMPY_TYPES[dtype].name
+    if source is not None:
+        document = dict(source["config"])
+        for key in {"dtype", "torch_dtype"} & set(document):
+            document[key] = numpy_name
+        others = source["files"]
+    else:
+        special = Tokenizer.from_json(tokenizer_json).special_tokens
+        end = END_OF_DOCUMENT if END_OF_DOCUMENT in special else None
+        document = write_config(config, numpy_name, special.get(END_OF_DOCUMENT))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast",
+                    "model_max_length": config.context, "clean_up_tokenization_spaces": False,
+                    "bos_token": end, "eos_token": end}
+        others = {"tokenizer_config.json": _json(settings)}
+    return {CONFIG: _json(document), TOKENIZER: tokenizer_json, **others}
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
