@@ -1,4 +1,5 @@
-"""Several kernels as one: run in turn, each on some of the args or on parts of the workspace."""
+"""Several kernels as one: in turn, each on some of the args or on parts of the workspace, or side by
+side."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from backends.llvm.emit import constant
 from backends.llvm.kernel import KernelSource, Phase
 from euler_ir.plan import ALIGNMENT
 
-__all__ = ["Part", "Temporary", "aligned", "chain"]
+__all__ = ["Part", "Temporary", "aligned", "chain", "side_by_side"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,29 @@ def chain(name: str, parts: Sequence[Part], workspace: int | None = None, worksp
     key = "; ".join(f"{part.source.key} on {part.arguments}" for part in parts)
     return KernelSource(f"{name}: {key}", phases, emit, workspace_bytes,
                         max((part.source.scratch_bytes for part in parts), default=0), inplace)
+
+
+def side_by_side(name: str, sources: Sequence[KernelSource]) -> KernelSource:
+    """The kernel that does what several do, on the same args, as one phase: none may depend on
+    another, have more than one phase, or use workspace or scratch."""
+    sources = [source for source in sources if source.phases]
+    tiles = [source.phases[0].tiles for source in sources]
+
+    def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
+        inner = [f"{symbols[0]}_part{i}" for i in range(len(sources))]
+        for source, symbol in zip(sources, inner, strict=True):
+            source.emit(module, (symbol,))
+            module.globals[symbol].linkage = "internal"
+        b, args, tile, scratch = e.kernel(module, symbols[0])
+        for symbol, count in zip(inner, tiles, strict=True):
+            with b.if_then(b.icmp_signed("<", tile, constant(count))):
+                b.call(module.globals[symbol], [args, tile, scratch])
+                b.ret_void()
+            tile = b.sub(tile, constant(count))
+        b.unreachable()
+
+    key = f"{name}: " + "; ".join(source.key for source in sources)
+    return KernelSource(key, (Phase("all", sum(tiles)),) if sources else (), emit)
 
 
 def aligned(size: int) -> int:

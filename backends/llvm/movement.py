@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm.access import Access, RowProgram, row_major
-from backends.llvm.chain import Part, chain
+from backends.llvm.chain import Part, chain, side_by_side
 from backends.llvm.elementwise import node_kernel
 from backends.llvm.emit import I32, I64, constant
 from backends.llvm.kernel import KernelSource, Phase
@@ -80,16 +80,15 @@ def _copy_program(space: tuple[int, ...], read: Access, write: Access) -> RowPro
 
 @lowers(ops.Concat)
 def concat(node: Node, target: Target) -> KernelSource:
-    """A phase an operand, each copying it to its place in the result."""
+    """Every operand to its place in the result, side by side."""
     result, place, parts = node.output.type, 0, []
     strides = row_major(result.shape)
     for i, value in enumerate(node.inputs):
         read = Access(i, result.dtype, row_major(value.shape))
         write = Access(len(node.inputs), result.dtype, strides, place * strides[node.op.axis])
-        source = row_kernel(_copy_program(value.shape, read, write), target)
-        parts.append(Part(source, tuple(range(len(node.inputs) + 1))))
+        parts.append(row_kernel(_copy_program(value.shape, read, write), target))
         place += value.shape[node.op.axis]
-    return chain("concat", parts)
+    return side_by_side("concat", parts)
 
 
 @lowers(ops.Pad)
