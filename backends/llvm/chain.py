@@ -1,5 +1,4 @@
-"""Several kernels as one: in turn, each on some of the args or on parts of the workspace, or side by
-side."""
+"""Several kernels as one: in turn, each on some of the args or parts of the workspace, or at once."""
 
 from __future__ import annotations
 
