@@ -84,18 +84,20 @@ def accept(value: Value, inputs: Mapping[str, np.ndarray], precise: bool = False
     array = np.asarray(inputs[value.name])
     if array.shape != value.shape:
         raise EulerError(f"input {value!r} was given an array of shape {array.shape}")
-    if array.dtype != value.dtype.numpy and not _convertible(array, value.dtype):
-        raise EulerError(f"input {value!r} was given {array.dtype} numbers that {value.dtype} "
-                         f"does not hold: {array.reshape(-1)[:4].tolist()}")
+    if array.dtype != value.dtype.numpy:
+        _check_convertible(value, array)
     wide = precise and value.dtype.is_float
     return array.astype(np.float64 if wide else value.dtype.numpy, copy=False)
 
 
-def _convertible(array: np.ndarray, dtype: DType) -> bool:
-    """Whether every number of the array has a meaning in this type: floats take all, integers and
-    bool only whole numbers in their range that are of such a type already."""
-    if dtype.is_float:
-        return np.can_cast(array.dtype, np.float64)
-    if array.dtype.kind not in "iub":
-        return False
-    return not array.size or (dtype.holds(array.min()) and dtype.holds(array.max()))
+def _check_convertible(value: Value, array: np.ndarray) -> None:
+    """Refuse arrays whose numbers would not survive: floats take all numbers, integers and bool
+    only arrays of integers or bool, with no number out of range."""
+    dtype = value.dtype
+    if not (np.can_cast(array.dtype, np.float64) if dtype.is_float else array.dtype.kind in "iub"):
+        raise EulerError(f"input {value!r} was given an array of {array.dtype}; give one of "
+                         f"{dtype.numpy}")
+    if not dtype.is_float and array.size:
+        for number in (array.min(), array.max()):
+            if not dtype.holds(number):
+                raise EulerError(f"input {value!r} was given {number}, which {dtype} does not hold")

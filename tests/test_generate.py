@@ -63,7 +63,7 @@ def logits_at_every_position(config, time: int):
 def full_logits(config, tokens) -> np.ndarray:
     """Logits at every position, [T, V], of one forward pass without a cache, in f64."""
     time = len(tokens)
-    inputs = {"tokens": np.array([tokens]), "lo": np.zeros((1, time)),
+    inputs = {"tokens": np.array([tokens]), "lo": np.zeros((1, time), np.int32),
               "hi": np.arange(1, time + 1)[None]}
     function = logits_at_every_position(config, time)
     return interpreter.run(function, {**model(config, F64).bound, **inputs})["logits"][0]

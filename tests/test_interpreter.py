@@ -113,7 +113,7 @@ def test_results_are_the_callers_own():
 def test_numbers_that_an_input_does_not_hold_are_refused(dtype, given):
     with Builder("f") as b:
         function = b.function({"y": b.input("x", dtype, (2,))})
-    with pytest.raises(EulerError, match=rf"input %x: {dtype}\[2\] was given .* does not hold"):
+    with pytest.raises(EulerError, match=rf"input %x: {dtype}\[2\] was given "):
         interpreter.run(function, {"x": given})
 
 
