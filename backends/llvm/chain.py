@@ -1,4 +1,4 @@
-"""Several kernels as one: in turn, each on some of the args or parts of the workspace, or at once."""
+"""Several kernels as one: in turn, each on its own choice of args and workspace, or side by side."""
 
 from __future__ import annotations
 
