@@ -2,6 +2,7 @@
 
     python -m runtime.convert --from HF_FOLDER --out RUN
     python -m runtime.convert --checkpoint RUN --to HF_FOLDER
+    python -m runtime.convert --checkpoint RUN --to MODEL.gguf --format gguf
 
 A Hugging Face folder holds `config.json`, `model.safetensors` (or shards and their index) and
 `tokenizer.json`, of class GPT2LMHeadModel or LlamaForCausalLM. Import makes a run directory with
@@ -10,6 +11,10 @@ resumed from it. Export makes a folder that `transformers` loads; prediction hea
 go to `mtp_heads.safetensors` in it, and come back on import. What was imported is exported as it
 was: tensors to the bit, with their names and types, and the configuration. `--dtype` gives all
 parameters another type.
+
+GGUF is llama.cpp's format: one file with weights (f32 unless `--dtype` says otherwise),
+configuration and tokenizer, written by the gguf package. It has no place for prediction heads after
+the first; `--first-head-only` leaves them out.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from model.config import ModelConfig
 from model.parameters import parameter_count, parameters
 from runtime.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from runtime.cli import Parser, run_command
+from runtime.gguf_export import write_gguf
 from runtime.hugging_face import read_folder
 from runtime.hugging_face_export import write_folder
 from runtime.run_directory import claim_run_directory
@@ -41,6 +47,9 @@ def parser() -> Parser:
     p.add_argument("--tokenizer", metavar="FILE",
                    help="the imported model's tokenizer.json (the one in its folder)")
     p.add_argument("--to", metavar="PATH", help="the new folder, or file")
+    p.add_argument("--format", choices=("hf", "gguf"), help="of the export (hf)")
+    p.add_argument("--first-head-only", action="store_true", default=None,
+                   help="with gguf: leave the further prediction heads out")
     p.add_argument("--dtype", choices=_DTYPES,
                    help="of the exported parameters (as imported; else as trained)")
     return p
@@ -51,19 +60,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check_flags(arguments)
     if arguments.folder:
         import_folder(arguments.folder, arguments.out, arguments.tokenizer)
+    elif arguments.format == "gguf":
+        export_gguf(arguments.checkpoint, arguments.to, _DTYPES[arguments.dtype or "f32"],
+                    bool(arguments.first_head_only))
     else:
         export_folder(arguments.checkpoint, arguments.to, _DTYPES.get(arguments.dtype))
 
 
 def _check_flags(arguments) -> None:
     """Raise EulerError for a flag of the other direction, and for a missing destination."""
-    own, other = (("out", "tokenizer"), ("to", "dtype"))
+    own, other = (("out", "tokenizer"), ("to", "format", "first_head_only", "dtype"))
     given = "--from"
     if arguments.checkpoint:
         own, other, given = other, own, "--checkpoint"
     for name in other:
         if getattr(arguments, name) is not None:
-            raise EulerError(f"--{name} does not go with {given}")
+            raise EulerError(f"--{name.replace('_', '-')} does not go with {given}")
+    if arguments.first_head_only and arguments.format != "gguf":
+        raise EulerError("--first-head-only goes with --format gguf")
     if getattr(arguments, own[0]) is None:
         raise EulerError(f"{given} needs --{own[0]}, where the result goes")
 
@@ -86,6 +100,18 @@ def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None
     write_folder(to, config, checkpoint.tensors, checkpoint.tokenizer_json,
                  checkpoint.state.get("source"), dtype)
     print(f"{checkpoint.path}: {parameter_count(config):,} parameters -> {to}")
+
+
+def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
+                first_head_only: bool = False) -> None:
+    """Write the model of a checkpoint to a new GGUF file; matrices in this type."""
+    checkpoint, config = _load(checkpoint_path)
+    if config.prediction_heads > 1 and not first_head_only:
+        raise EulerError(f"GGUF has no place for {config.prediction_heads - 1} of the model's "
+                         f"{config.prediction_heads} prediction heads: leave them out with "
+                         "--first-head-only")
+    write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype)
+    print(f"{checkpoint.path}: {dtype} -> {to}")
 
 
 def _load(path: Path | str) -> tuple[Checkpoint, ModelConfig]:

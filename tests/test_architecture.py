@@ -14,8 +14,8 @@ ALLOWED = {
     "euler_ir": {"numpy", "ml_dtypes"},
     "backends": {"euler_ir", "numpy", "ml_dtypes", "llvmlite", "cuda", "nvmath"},
     "model": {"euler_ir", "numpy", "ml_dtypes", "regex"},
-    "runtime": {"euler_ir", "backends", "model", "numpy", "ml_dtypes", "safetensors", "tqdm",
-                "matplotlib"},
+    "runtime": {"euler_ir", "backends", "model", "numpy", "ml_dtypes", "safetensors", "gguf",
+                "tqdm", "matplotlib"},
 }
 
 

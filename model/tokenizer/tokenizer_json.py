@@ -29,12 +29,14 @@ _CHARACTER_OF_BYTE = _byte_alphabet()
 _BYTE_OF_CHARACTER = {character: value for value, character in enumerate(_CHARACTER_OF_BYTE)}
 
 
+def spelled(token: bytes) -> str:
+    """A token's bytes in the printable characters of the format."""
+    return "".join([_CHARACTER_OF_BYTE[byte] for byte in token])
+
+
 def write(vocabulary: Vocabulary) -> str:
     """The file's text; the same vocabulary gives the same bytes."""
-    spelling = {
-        number: "".join([_CHARACTER_OF_BYTE[byte] for byte in value])
-        for number, value in vocabulary.tokens.items()
-    }
+    spelling = {number: spelled(value) for number, value in vocabulary.tokens.items()}
     added = {**vocabulary.added_tokens, **vocabulary.special_tokens}
     # Added tokens stand in the vocabulary too: that alone makes other readers keep their ids.
     ids = {text: number for number, text in spelling.items()} | added

@@ -1,0 +1,152 @@
+"""GGUF, llama.cpp's format: weights, configuration and tokenizer in one file, by the gguf package.
+
+llama.cpp pairs neighbouring elements in its rotary positions of Llama, where we pair element i with
+i + size/2. So the rows of every head of Q and K are interleaved on the way out; each keeps its own
+number of heads. Everything with one axis, and the learned positions, is F32 whatever the type of
+the matrices, as llama.cpp's operations want them. The list of tokens is as long as the embedding.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.interchange import EMBEDDINGS, GPT2, HEAD, architecture, places
+from model.tokenizer import END_OF_DOCUMENT, Tokenizer, Vocabulary
+from model.tokenizer.tokenizer_json import spelled
+from runtime.files import write_error
+from runtime.hugging_face import FLOATS
+from runtime.hugging_face_export import converted
+
+#: Element types of matrices, with gguf's name for a file of mostly such.
+_FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+
+
+def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
+               tokenizer_json: str, dtype: str = "F32") -> None:
+    """Write a model, of parameters by our names, to a new file; the first prediction head only.
+
+    The same model gives the same bytes. Raises EulerError where the gguf package is missing, for a
+    model that llama.cpp has no form for, and for a file that exists."""
+    gguf = _package()
+    out = Path(out)
+    if out.exists():
+        raise EulerError(f"{out} exists already: name a new file")
+    tokenizer = Tokenizer.from_json(tokenizer_json)
+    arrays = list(_arrays(gguf, config, tensors, dtype))
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        writer = gguf.GGUFWriter(beside, _kind(gguf, config)[1])
+        _add_configuration(writer, config)
+        writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
+        _add_tokenizer(gguf, writer, tokenizer.vocabulary, config.vocabulary)
+        for name, array in arrays:
+            bits = array.view(np.uint8) if array.dtype == FLOATS["BF16"] else array
+            kind = gguf.GGMLQuantizationType.BF16 if bits is not array else None
+            writer.add_tensor(name, bits, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(beside, out)
+    except OSError as error:
+        raise write_error(error, out) from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _package() -> Any:
+    try:
+        import gguf
+    except ImportError:
+        raise EulerError("GGUF files need the gguf package: pip install 'euler[gguf]'") from None
+    return gguf
+
+
+def _kind(gguf: Any, config: ModelConfig) -> tuple[Any, str]:
+    """gguf's value and name for the model's architecture."""
+    kind = gguf.MODEL_ARCH.GPT2 if architecture(config) == GPT2 else gguf.MODEL_ARCH.LLAMA
+    return kind, gguf.MODEL_ARCH_NAMES[kind]
+
+
+def _arrays(gguf: Any, config: ModelConfig, tensors: Mapping[str, np.ndarray],
+            dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor of the file by its name there, [outputs, inputs]."""
+    names = gguf.get_tensor_name_map(_kind(gguf, config)[0], config.layers)
+    for place in places(config):
+        array = place.view(tensors)
+        if place.transposed:
+            array = array.T
+        if "self_attn.q_proj" in place.name:
+            array = interleaved(array, config.heads)
+        elif "self_attn.k_proj" in place.name:
+            array = interleaved(array, config.kv_heads)
+        name = names.get_name(place.name, try_suffixes=(".weight", ".bias"))
+        own = "F32" if array.ndim == 1 or place.parameter == "positions.weight" else dtype
+        yield name, converted(place.name, array, FLOATS[own])
+        # llama.cpp takes a missing head for a tied one, with GPT-2 only since 2025.
+        if place.name == EMBEDDINGS[GPT2] and config.tied_head:
+            yield (names.get_name(HEAD, try_suffixes=(".weight",)),
+                   converted(HEAD, array, FLOATS[dtype]))
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of each head in the order 0, size/2, 1, size/2 + 1, ..."""
+    count, width = rows.shape
+    halves = rows.reshape(heads, 2, count // heads // 2, width)
+    return halves.swapaxes(1, 2).reshape(count, width)
+
+
+def _add_configuration(writer: Any, config: ModelConfig) -> None:
+    writer.add_block_count(config.layers)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.width)
+    writer.add_feed_forward_length(config.hidden)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_vocab_size(config.vocabulary)
+    if config.parts.norm == "layer":
+        writer.add_layer_norm_eps(config.norm_eps)
+        return
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_key_length(config.head_size)
+    writer.add_value_length(config.head_size)
+    writer.add_rope_dimension_count(config.head_size)
+    writer.add_rope_freq_base(config.rope_base)
+
+
+def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) -> None:
+    """Tokens for all rows of the embedding: those that the tokenizer lacks are marked unused."""
+    if vocabulary.ignore_merges:
+        raise EulerError("the tokenizer has ignore_merges, which GGUF cannot say of a tokenizer "
+                         "with GPT-2's pre-tokenization")
+    types = gguf.TokenType
+    tokens = {number: (f"[PAD{number}]", types.UNUSED) for number in range(rows)}
+    tokens |= {number: (spelled(value), types.NORMAL)
+               for number, value in vocabulary.tokens.items()}
+    tokens |= {number: (text, types.USER_DEFINED)
+               for text, number in vocabulary.added_tokens.items()}
+    tokens |= {number: (text, types.CONTROL)
+               for text, number in vocabulary.special_tokens.items()}
+    if len(tokens) > rows:
+        raise EulerError(f"the tokenizer has ids up to {vocabulary.size - 1}, the model's "
+                         f"vocabulary is {rows}")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([text for text, _ in tokens.values()])
+    writer.add_token_types([kind for _, kind in tokens.values()])
+    writer.add_token_merges([" ".join(spelled(vocabulary.tokens[part]) for part in pair)
+                             for pair in vocabulary.merges])
+    end = vocabulary.special_tokens.get(END_OF_DOCUMENT)
+    if end is not None:
+        writer.add_bos_token_id(end)
+        writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
