@@ -1,4 +1,4 @@
-"""Several kernels as one: in turn, each on its own choice of args and workspace, or side by side."""
+"""Several kernels as one: in turn, each with its own choice of args, or side by side."""
 
 from __future__ import annotations
 
