@@ -123,7 +123,9 @@ def _exact(value: Any) -> Any:
 
 
 class Pointwise(Op):
-    """An op on equal shapes whose results at an element depend on the operands there only."""
+    """An op on equal shapes whose results at an element depend on the operands there only.
+
+    Its floats are of one type: a result can have no other, and nor could a gradient."""
 
     def scalar(self, *operands: Expr) -> Expr | tuple[Expr, ...]:
         """The scalar expression, traced once; see `euler_ir.scalar`."""
@@ -133,6 +135,8 @@ class Pointwise(Op):
         for operand in operands[1:]:
             if operand.shape != operands[0].shape:
                 raise ShapeError(f"operands of one shape, got {_listed(operands)}")
+        if len({operand.dtype for operand in operands if operand.dtype.is_float}) > 1:
+            raise ShapeError(f"floats of one type, got {_listed(operands)}; cast some of them")
         return tuple(operands[0].with_dtype(scalar.storage(expr, operands))
                      for expr in self.trace(*operands))
 

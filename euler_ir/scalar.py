@@ -125,8 +125,8 @@ REDUCTIONS = ("sum", "max", "column_sum")
 
 _LOGIC = frozenset({"not", "and", "or", "xor"})
 _SHIFTS = frozenset({"shl", "shr", "mulhi"})
-_ARITHMETIC = frozenset({"neg", "abs", "add", "sub", "mul", "div", "maximum", "minimum", "lt",
-                         "le"})
+_ARITHMETIC = frozenset({"neg", "abs", "add", "sub", "mul", "maximum", "minimum", "lt", "le",
+                         "sum"})
 
 
 def const(value: int | float | bool, dtype: DType) -> Expr:
@@ -246,6 +246,7 @@ class RowContext:
         return Expr("index", (), I32, varies=self.size != 1)
 
     def sum(self, x: Expr) -> Expr:
+        _check("sum", x.dtype)
         return Expr("sum", (x,), x.dtype, varies=False)
 
     def max(self, x: Expr) -> Expr:
@@ -259,6 +260,7 @@ class RowContext:
 
     def column_sum(self, x: Expr) -> Expr:
         """The sum over all rows, one value a column. A result only, never an operand."""
+        _check("sum", x.dtype)
         return Expr("column_sum", (x,), x.dtype)
 
     def roll(self, x: Expr, shift: int) -> Expr:

@@ -109,7 +109,7 @@ CASES: dict[str, list[Case]] = {
     "mul": [case(ops.Mul(), *_PAIR), case(ops.Mul(), i32(1, 2), i32(3, -4))],
     "div": [case(ops.Div(), (2, 3), positive(2, 3))],
     "neg": [case(ops.Neg(), (2, 3)), case(ops.Neg(), i32(1, -2))],
-    "abs": [case(ops.Abs(), (2, 3)), case(ops.Abs(), i32(1, -2))],
+    "abs": [case(ops.Abs(), (2, 3)), case(ops.Abs(), i32(1, -2)), case(ops.Abs(), bits(7))],
     "sign": [case(ops.Sign(), (2, 3)), case(ops.Sign(), i32(3, 0, -2))],
     "maximum": [case(ops.Maximum(), *_PAIR), case(ops.Maximum(), i32(1, 2), i32(3, -4))],
     "minimum": [case(ops.Minimum(), *_PAIR), case(ops.Minimum(), i32(1, 2), i32(3, -4))],
@@ -195,7 +195,8 @@ CASES: dict[str, list[Case]] = {
     "gather": [case(ops.Gather(), (5, 3), i32([0, 4, 2], [-1, 5, 2])),
                case(ops.Gather(), (5, 3), position(2))],
     "scatter_add": [case(ops.ScatterAdd(4), i32([0, 3, 0], [-1, 9, 2]), (2, 3, 2)),
-                    case(ops.ScatterAdd(4), i32(1, 1, 1), (3, 2), dtype=BF16)],
+                    case(ops.ScatterAdd(4), i32(1, 1, 1), (3, 2), dtype=BF16),
+                    case(ops.ScatterAdd(2), i32(1, 0, 1), i32([1, 2], [3, 4], [5, -6]))],
     "attention": [case(ops.Attention(0.7), *attention_operands(), results=[0]),
                   case(ops.Attention(0.7), *attention_operands(), results=[0], dtype=BF16),
                   case(ops.Attention(0.5), *attention_operands(1, 2, 2, 1, 1, 2), results=[0])],
@@ -233,9 +234,13 @@ _SCALAR = (I32, ())
 REFUSED: dict[str, list[tuple[Op, list[TensorType], str]]] = {
     **{name: [(make(name), _TWO_SHAPES, "operands of one shape"),
               (make(name), _TWO_TYPES, f"'{word}' of one type")]
-       for name, word in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"),
-                          ("maximum", "maximum"), ("minimum", "minimum"), ("less", "lt"),
-                          ("less_equal", "le"), ("equal", "eq"))},
+       for name, word in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("maximum", "maximum"),
+                          ("minimum", "minimum"), ("less", "lt"), ("less_equal", "le"),
+                          ("equal", "eq"))},
+    "div": [(make("div"), _TWO_SHAPES, "operands of one shape"),
+            (make("div"), _TWO_TYPES, "'div' of one type"),
+            (make("div"), types((I32, (2,)), (I32, (2,))), "'div' of floats, got i32"),
+            (make("div"), types((BF16, (2,)), (2,)), "floats of one type, got bf16[2], f32[2]")],
     **{name: [(make(name), types((BOOL, (2,))), "of numbers, got bool")]
        for name in ("neg", "abs")},
     **{name: [(make(name), types((I32, (2,))), "of floats, got i32")]
@@ -276,7 +281,10 @@ REFUSED: dict[str, list[tuple[Op, list[TensorType], str]]] = {
                (ops.Rotary(), types((2, 3, 1, 4), (4, 1, 4), (4, 1, 4)), "broadcast")],
     **{name: [(make(name, (2,)), types((2, 3)), "ascending axes"),
               (make(name, (1, 0)), types((2, 3)), "ascending axes")]
-       for name in ("reduce_sum", "reduce_max", "reduce_min")},
+       for name in ("reduce_max", "reduce_min")},
+    "reduce_sum": [(ops.ReduceSum((2,)), types((2, 3)), "ascending axes"),
+                   (ops.ReduceSum((1, 0)), types((2, 3)), "ascending axes"),
+                   (ops.ReduceSum((0,)), types((BOOL, (2,))), "numbers, got bool[2]")],
     "argmax": [(ops.ArgMax(), types((2, 0)), "at least one element"),
                (ops.ArgMax(), types(()), "at least one element")],
     "reshape": [(ops.Reshape((4,)), types((2, 3)), "a shape of 6 elements")],
@@ -302,7 +310,8 @@ REFUSED: dict[str, list[tuple[Op, list[TensorType], str]]] = {
     "gather": [(ops.Gather(), types((2, 3), (4,)), "i32 indices"),
                (ops.Gather(), types((2,), (I32, (4,))), "table [V, C]")],
     "scatter_add": [(ops.ScatterAdd(3), types((I32, (4,)), (5, 2)), "updates [..., C]"),
-                    (ops.ScatterAdd(3), types(_SCALAR, ()), "updates [..., C]")],
+                    (ops.ScatterAdd(3), types(_SCALAR, ()), "updates [..., C]"),
+                    (ops.ScatterAdd(3), types((I32, (4,)), (BOOL, (4, 2))), "numbers")],
     "attention": [
         (ops.Attention(1.0), types((1, 3, 4, 2), (1, 5, 3, 2), (1, 5, 3, 2), *_RANGES),
          "G dividing H"),

@@ -7,6 +7,7 @@ from llvmlite import ir
 from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
 from backends.llvm.emit import I32, I64, constant
+from backends.llvm.folding import combine
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.lowering import lowers
 from backends.llvm.target import Target
@@ -140,7 +141,8 @@ class _Scatter:
         def add(column: ir.Value, lanes: int, mask: ir.Constant | None) -> None:
             at = e.address(b, target, column, se.storage_type(self.compute))
             value = se.load(b, e.address(b, source, column, self.item), self.dtype, lanes, mask)
-            total = b.fadd(se.load(b, at, self.compute, lanes, mask), value)
+            so_far = se.load(b, at, self.compute, lanes, mask)
+            total = combine(b, "sum", so_far, value, self.compute)
             se.store(b, total, at, self.compute, mask)
 
         if whole:

@@ -180,7 +180,7 @@ def _unary(b: ir.IRBuilder, expr: Expr, x: ir.Value, lanes: int) -> ir.Value:
         if op == "neg":
             return negative
         if op == "abs":
-            return b.select(b.icmp_signed("<", x, ir.Constant(x.type, None)), negative, x)
+            return x if dtype is U32 else maximum(b, x, negative, dtype)
         raise ValueError(f"'{op}' has no meaning on {dtype}")
     if op == "neg":
         return b.fneg(x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from euler_ir.op import Op
-from euler_ir.types import I32, ShapeError, TensorType
+from euler_ir.types import BOOL, I32, ShapeError, TensorType
 
 
 class Gather(Op):
@@ -44,8 +44,9 @@ class ScatterAdd(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         indices, updates = operands
         if (indices.dtype is not I32 or not updates.rank or updates.shape[:-1] != indices.shape
-                or self.rows < 0):
-            raise ShapeError(f"i32 indices [...] and updates [..., C], got {indices}, {updates}")
+                or updates.dtype is BOOL or self.rows < 0):
+            raise ShapeError("i32 indices [...] and numbers as updates [..., C], got "
+                             f"{indices}, {updates}")
         return (updates.with_shape((self.rows, updates.shape[-1])),)
 
     def evaluate(self, indices, updates):

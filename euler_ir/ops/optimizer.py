@@ -36,7 +36,7 @@ class GlobalNorm(Op):
         # A zero norm has no direction: the gradient there is 0, as for |x| at 0.
         zero = b.full(0.0, norm.dtype, ())
         ratio = b.select(b.less(zero, norm), g / norm, zero)
-        return [x * ratio for x in node.inputs]
+        return [b.cast(b.cast(x, norm.dtype) * ratio, x.dtype) for x in node.inputs]
 
 
 class AdamW(Op):

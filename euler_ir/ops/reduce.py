@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from euler_ir.op import Op
-from euler_ir.types import I32, ShapeError, TensorType
+from euler_ir.types import BOOL, I32, ShapeError, TensorType
 
 
 class Reduction(Op):
@@ -37,6 +37,11 @@ class Reduction(Op):
 class ReduceSum(Reduction):
     """y = Σ x over the axes; the sum of nothing is 0"""
     name = "reduce_sum"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        if operands[0].dtype is BOOL:
+            raise ShapeError(f"numbers, got {operands[0]}; cast it to a type that can hold a sum")
+        return super().infer(*operands)
 
     def evaluate(self, x):
         return (np.sum(x, axis=self.axes, keepdims=self.keep, dtype=x.dtype),)
