@@ -54,7 +54,10 @@ def backpropagate(b: Builder, seeds: dict[Value, Value], wanted: set[Value]) -> 
         incoming = [gradients.get(value) for value in node.outputs]
         if all(g is None for g in incoming) or not any(v in depends for v in node.inputs):
             continue
-        b.source = f"{node.source} backward"
+        if node.segment:
+            b.source, b.segment = node.source, f"{node.segment} backward"
+        else:
+            b.source, b.segment = f"{node.source} backward", ""
         contributions = node.op.backward(b, node, incoming)
         if len(contributions) != len(node.inputs):
             raise IRError(f"{node.op.name}: backward gave {len(contributions)} gradients for "
@@ -67,5 +70,5 @@ def backpropagate(b: Builder, seeds: dict[Value, Value], wanted: set[Value]) -> 
                               f"{value!r} ({node.source})")
             known = gradients.get(value)
             gradients[value] = contribution if known is None else known + contribution
-    b.source = None
+    b.source, b.segment = None, ""
     return gradients

@@ -51,6 +51,8 @@ class Builder:
         self._scopes: list = []
         #: Source note for appended nodes; None asks the call stack.
         self.source: str | None = None
+        #: Segment of appended nodes.
+        self.segment = ""
 
     def __enter__(self) -> Builder:
         self._scopes.append(active_builder.set(self))
@@ -86,15 +88,16 @@ class Builder:
             listed = ", ".join(map(repr, operands))
             raise IRError(f"{op.name}({listed}) needs {error} ({source})") from None
         outputs = tuple(Value(self._unique(name), t) for t in results)
-        self._nodes.append(Node(op, tuple(operands), outputs, source))
+        self._nodes.append(Node(op, tuple(operands), outputs, source, self.segment))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def append(self, node: Node, operands: Sequence[Value], op: Op | None = None
                ) -> tuple[Value, ...]:
         """Append a copy of another function's node on other operands, keeping names where free,
-        result types and the source note; what passes use."""
+        result types and notes; what passes use."""
         outputs = tuple(Value(self._unique(value.name), value.type) for value in node.outputs)
-        self._nodes.append(Node(op or node.op, tuple(operands), outputs, node.source))
+        self._nodes.append(Node(op or node.op, tuple(operands), outputs, node.source,
+                                node.segment))
         return outputs
 
     def function(self, outputs: Mapping[str, Value],

@@ -87,13 +87,15 @@ class Value:
 class Node:
     """One application of an op: `outputs = op(inputs)`.
 
-    `source` says which line of the builder's caller made it (`file.py:line`); it is a note for
-    people and takes no part in equality."""
+    `source` says which line of the builder's caller made it (`file.py:line`), `segment` which
+    stretch of the program it belongs to (a layer's name; its gradients are in `<name> backward`).
+    Both are notes and take no part in equality; passes may go by the segment."""
 
     op: Op
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     source: str = ""
+    segment: str = ""
 
     @property
     def output(self) -> Value:

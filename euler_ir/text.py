@@ -11,8 +11,8 @@ One statement a node: results with their types, the op, its operands, then every
 braces, defaults included, so that a text keeps its meaning when a default changes. Attributes are
 numbers (floats in Python's shortest exact form, `inf`, `-inf`, `nan`), `true`, `false`, `none`,
 'strings', element types, tuples, and functions (the body of `fused`). A comment behind a node is
-its source note; lines that hold only a comment are skipped. Names are letters, digits, `_`, `.` and
-`/`. White space separates tokens and is otherwise free.
+its source note and [segment]; lines that hold only a comment are skipped. Names are letters,
+digits, `_`, `.` and `/`. White space separates tokens and is otherwise free.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _function_lines(function: Function, indent: str) -> list[str]:
     for node in function.nodes:
         results = ", ".join(map(_typed, node.outputs))
         operands = ", ".join([f"%{value.name}" for value in node.inputs])
-        note = f"  # {node.source}" if node.source else ""
+        note = _note(node)
         attributes = _attributes(node.op, indent)
         lines.append(f"{indent}  {results} = {node.op.name}({operands}){attributes}{note}")
     returned = ", ".join([f"%{value.name}" for value in function.outputs])
@@ -249,7 +249,7 @@ class _Parser:
             if value.name in values:
                 self.fail(f"%{value.name} is defined twice", back=1)
         values.update(defined)
-        return Node(op, tuple(inputs), tuple(outputs), self._comment())
+        return Node(op, tuple(inputs), tuple(outputs), *self._notes())
 
     def _op(self, cls: type[Op]) -> Op:
         attributes: dict[str, Any] = {}
@@ -338,6 +338,22 @@ class _Parser:
 
     def _comment(self) -> str:
         return self.next()[1:].strip() if self.peek().startswith("#") else ""
+
+    def _notes(self) -> tuple[str, str]:
+        """The source and segment of the node before, from the comment behind it."""
+        source, segment = _NOTE.fullmatch(self._comment()).groups("")
+        return source, segment
+
+
+def _note(node: Node) -> str:
+    """The comment behind a node: `# file.py:12 [segment]`."""
+    segment = f"[{node.segment}]" if node.segment else ""
+    comment = " ".join(filter(None, (node.source, segment)))
+    return f"  # {comment}" if comment else ""
+
+
+#: What `_note` writes, taken apart.
+_NOTE = re.compile(r"(.*?)(?:(?:^| )\[([^\[\]]+)\])?")
 
 
 @lru_cache(maxsize=1024)

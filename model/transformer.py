@@ -68,9 +68,11 @@ def hidden_states(b: Builder, config: ModelConfig, weights: Mapping[str, Value],
         x = x + positions.learned
     extended = []
     for i in range(config.layers):
+        b.segment = f"layers.{i}"
         x, cache = block(b, config, weights, f"layers.{i}", x, positions,
                          caches[i] if caches else None)
         extended.append(cache)
+    b.segment = ""
     return norm(b, config, weights, "norm", x), extended
 
 

@@ -19,7 +19,7 @@ def decompose(function: Function, kernels: Collection[str] = ()) -> Function:
                     rewriter.keep(node)
                     continue
                 found = True
-                rewriter.source = node.source
+                rewriter.note(node)
                 results = node.op.decompose(rewriter, *rewriter.operands(node))
                 rewriter.replace(node.outputs,
                                  results if isinstance(results, (list, tuple)) else [results])

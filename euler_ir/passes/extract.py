@@ -29,5 +29,5 @@ def fused_node(kind: str, nodes: Sequence[Node], results: Collection[Value]) -> 
     outputs = tuple(value for node in nodes for value in node.outputs if value in results)
     body = Function(kind, inputs, body_nodes, tuple(names[value] for value in outputs),
                     tuple(map(str, range(len(outputs)))))
-    sources = dict.fromkeys(node.source for node in nodes if node.source)
-    return Node(Fused(kind, body), operands, outputs, next(iter(sources), ""))
+    noted = next((node for node in nodes if node.source), nodes[0])
+    return Node(Fused(kind, body), operands, outputs, noted.source, noted.segment)

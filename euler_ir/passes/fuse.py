@@ -78,8 +78,10 @@ class _Fusion:
             if producer is not None and self._group(producer).space is not None:
                 producers.append(producer)
             if value.type.size >= size:
+                # Of one segment: a kernel of both passes would keep alive what is recomputed.
                 siblings += [user for user in self._users(value)
                              if self.position[user] < self.position[node]
+                             and user.segment == node.segment
                              and self._group(user).space is not None]
         return list(dict.fromkeys(reversed(producers))) + list(dict.fromkeys(reversed(siblings)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from euler_ir.builder import Builder
@@ -33,8 +34,12 @@ class Rewriter(Builder):
         """Take the node over, reading the current values of its operands."""
         operands = self.operands(node)
         if operands != node.inputs:
-            node = Node(node.op, operands, node.outputs, node.source)
+            node = dataclasses.replace(node, inputs=operands)
         self._nodes.append(node)
+
+    def note(self, node: Node) -> None:
+        """Give what is appended from here on the notes of this node."""
+        self.source, self.segment = node.source, node.segment
 
     def replace(self, old: Sequence[Value], new: Sequence[Value]) -> None:
         """From here on the new values stand for the old ones."""

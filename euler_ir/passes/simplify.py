@@ -24,7 +24,7 @@ def simplify(function: Function) -> Function:
         producers: Producers = {}
         for node in function.nodes:
             operands = rewriter.operands(node)
-            rewriter.source = node.source
+            rewriter.note(node)
             rule = _RULES.get(type(node.op))
             first_new = len(rewriter.nodes)
             result = rule(rewriter, producers, node.op, operands) if rule else None
