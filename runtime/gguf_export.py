@@ -21,6 +21,8 @@ from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.interchange import EMBEDDINGS, GPT2, HEAD, architecture, places
 from model.tokenizer import END_OF_DOCUMENT, Tokenizer, Vocabulary
+from model.tokenizer.pretokenizer import GPT2 as GPT2_PATTERN
+from model.tokenizer.pretokenizer import LLAMA3 as LLAMA3_PATTERN
 from model.tokenizer.tokenizer_json import spelled
 from runtime.files import write_error
 from runtime.hugging_face import FLOATS
@@ -28,6 +30,9 @@ from runtime.hugging_face_export import converted
 
 #: Element types of matrices, with gguf's name for a file of mostly such.
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+
+#: llama.cpp's names for a pre-tokenizer's pattern, which decide on ignore_merges as well.
+_STYLES = {(GPT2_PATTERN, False): "gpt-2", (LLAMA3_PATTERN, True): "llama-bpe"}
 
 
 def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
@@ -125,9 +130,10 @@ def _add_configuration(writer: Any, config: ModelConfig) -> None:
 
 def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) -> None:
     """Tokens for all rows of the embedding: those that the tokenizer lacks are marked unused."""
-    if vocabulary.ignore_merges:
-        raise EulerError("the tokenizer has ignore_merges, which GGUF cannot say of a tokenizer "
-                         "with GPT-2's pre-tokenization")
+    style = (vocabulary.pattern, vocabulary.ignore_merges)
+    if style not in _STYLES:
+        raise EulerError(f"llama.cpp has no tokenizer with the pre-tokenizer of {style[0]} and "
+                         f"ignore_merges {style[1]}")
     types = gguf.TokenType
     tokens = {number: (f"[PAD{number}]", types.UNUSED) for number in range(rows)}
     tokens |= {number: (spelled(value), types.NORMAL)
@@ -140,7 +146,7 @@ def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) ->
         raise EulerError(f"the tokenizer has ids up to {vocabulary.size - 1}, the model's "
                          f"vocabulary is {rows}")
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(_STYLES[style])
     writer.add_token_list([text for text, _ in tokens.values()])
     writer.add_token_types([kind for _, kind in tokens.values()])
     writer.add_token_merges([" ".join(spelled(vocabulary.tokens[part]) for part in pair)

@@ -194,7 +194,7 @@ def test_what_llama_cpp_cannot_say_is_refused(tmp_path, capsys):
     document["model"]["ignore_merges"] = True
     run = imported(tmp_path, GPT2_CONFIG, gpt2_tensors(GPT2_CONFIG), json.dumps(document))
     assert command("--checkpoint", run, "--to", tmp_path / "m.gguf", "--format", "gguf") == 2
-    assert "the tokenizer has ignore_merges" in capsys.readouterr().err
+    assert "pre-tokenizer of gpt2 and ignore_merges True" in capsys.readouterr().err
     shared = ModelConfig("gpt2", width=16, heads=4, kv_heads=2, layers=1, context=8,
                          vocabulary=281, hidden=8)
     trained_run(tmp_path / "shared", replace(shared))

@@ -70,12 +70,13 @@ def test_pieces_are_those_of_gpt2(text, pieces):
     assert [piece for part in pretokenizer.piece_lists(text) for piece in part] == pieces
 
 
+@pytest.mark.parametrize("pattern", [pretokenizer.GPT2, pretokenizer.LLAMA3])
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_pieces_do_not_depend_on_the_chunk(monkeypatch, chunk):
-    text = STRESS[:50_000] + " " * 5000 + "x" * 5000 + "\n \t" * 500 + "end"
-    whole = pretokenizer._PIECE.findall(text)
+def test_pieces_do_not_depend_on_the_chunk(monkeypatch, chunk, pattern):
+    text = STRESS[:50_000] + " " * 5000 + "x" * 5000 + "\n \t" * 500 + "end!\n\n b.\r\n" * 50
+    whole = pretokenizer._PATTERNS[pattern][0].findall(text)
     monkeypatch.setattr(pretokenizer, "_CHUNK", chunk)
-    assert [piece for part in pretokenizer.piece_lists(text) for piece in part] == whole
+    assert [piece for part in pretokenizer.piece_lists(text, pattern) for piece in part] == whole
 
 
 def merge_all_by_scanning(symbols, ranks, results):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import category
 
@@ -9,7 +10,7 @@ import pytest
 
 from euler_ir.errors import EulerError
 from model.tokenizer import END_OF_DOCUMENT, Tokenizer, Vocabulary, train_tokenizer
-from model.tokenizer.pretokenizer import piece_lists
+from model.tokenizer.pretokenizer import GPT2, LLAMA3, piece_lists
 
 ROOT = Path(__file__).parent.parent
 STRESS = (Path(__file__).parent / "data" / "unicode-stress.txt").read_bytes().decode()
@@ -124,6 +125,39 @@ UNSUPPORTED = [
 ]
 
 
+def llama3(tokenizer, ignore_merges=True):
+    """The same tokens with Llama 3's pre-tokenizer."""
+    return Tokenizer(replace(tokenizer.vocabulary, pattern=LLAMA3, ignore_merges=ignore_merges))
+
+
+def test_llama3_style_round_trip(tokenizer):
+    ours = llama3(tokenizer)
+    loaded = Tokenizer.from_json(ours.to_json())
+    assert loaded.vocabulary.pattern == LLAMA3 and loaded.vocabulary.ignore_merges
+    assert loaded.to_json() == ours.to_json()
+    assert loaded.encode(SAMPLE) == ours.encode(SAMPLE) != tokenizer.encode(SAMPLE)
+    assert loaded.decode(loaded.encode(SAMPLE)) == SAMPLE
+
+
+_SPLIT = ("pre_tokenizer", "pretokenizers", 0)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (put(*_SPLIT, "pattern", {"Regex": "(a+)+b"}), "Split option pattern"),
+    (put(*_SPLIT, "pattern", {"String": " "}), "Split option pattern"),
+    (put(*_SPLIT, "behavior", "Removed"), "behavior = 'Removed' is not supported"),
+    (put(*_SPLIT, "invert", True), "invert = True is not supported"),
+    (put(*_SPLIT, "type", "Digits"), "pre_tokenizer 'Sequence' is not supported"),
+    (put("pre_tokenizer", "pretokenizers", 1, "use_regex", True), "use_regex = True is not supp"),
+    (put("pre_tokenizer", "pretokenizers", []), "pre_tokenizer 'Sequence' is not supported"),
+])
+def test_other_splits_are_refused_by_name(tokenizer, change, message):
+    document = json.loads(llama3(tokenizer).to_json())
+    change(document)
+    with pytest.raises(EulerError, match=message):
+        Tokenizer.from_json(json.dumps(document))
+
+
 @pytest.mark.parametrize(("change", "message"), UNSUPPORTED)
 def test_unsupported_kinds_are_refused_by_name(document, change, message):
     change(document)
@@ -222,15 +256,28 @@ def test_outside_reader_gives_the_same_ids_on_shakespeare():
 
 
 @pytest.mark.oracle
-def test_outside_reader_cuts_at_every_character_alike(tokenizer):
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_outside_reader_gives_the_same_llama3_style_ids(tokenizer, ignore_merges):
+    ours = llama3(tokenizer, ignore_merges)
+    reader = outside_reader(ours)
+    for text in (STRESS, "It'S 12345!\n\n  (so)\r\n\t.x\n", SAMPLE):
+        ids = ours.encode(text)
+        assert reader.encode(text).ids == ids
+        assert reader.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("pattern", [GPT2, LLAMA3])
+def test_outside_reader_cuts_at_every_character_alike(tokenizer, pattern):
     """Both sides' tables of letters, digits and whitespace agree on every assigned character."""
+    tokenizer = Tokenizer(replace(tokenizer.vocabulary, pattern=pattern))
     cut = outside_reader(tokenizer).pre_tokenizer.pre_tokenize_str
     assigned = [
         chr(code) for code in range(0x110000) if category(chr(code)) not in ("Cn", "Co", "Cs")
     ]
     for start in range(0, len(assigned), 500):
-        text = "".join(f"a{mark}1{mark} " for mark in assigned[start : start + 500])
-        pieces = [piece for part in piece_lists(text) for piece in part]
+        text = "".join(f"a{mark}1{mark} '{mark} " for mark in assigned[start : start + 500])
+        pieces = [piece for part in piece_lists(text, pattern) for piece in part]
         assert [text[begin:end] for _, (begin, end) in cut(text)] == pieces
 
 

@@ -126,7 +126,7 @@ class Tokenizer:
             raise EulerError(f"tokenizer {path}: {error}") from error
 
     def _encode_ordinary(self, text: str, ids: list[int]) -> None:
-        for pieces in piece_lists(text):
+        for pieces in piece_lists(text, self.vocabulary.pattern):
             ids.extend(chain.from_iterable(map(self._pieces.__getitem__, pieces)))
 
     def _checked_special(self, allowed: Collection[str]) -> Collection[str]:

@@ -1,6 +1,7 @@
 """Reads and writes `tokenizer.json`, the file format of the Hugging Face `tokenizers` library.
 
-Of everything that format can hold, a byte-level BPE with GPT-2's pre-tokenization is understood.
+Of everything that format can hold, a byte-level BPE with the pre-tokenization of GPT-2 or Llama 3
+is understood.
 Anything else that would change an id is refused by name: guessing would give wrong ids silently.
 
 The format spells each byte as a printable character: bytes that print in Latin-1 stand for
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from euler_ir.errors import EulerError
+from model.tokenizer.pretokenizer import GPT2, LLAMA3, LLAMA3_REGEX
 from model.tokenizer.vocabulary import Vocabulary
 
 
@@ -29,6 +31,27 @@ _CHARACTER_OF_BYTE = _byte_alphabet()
 _BYTE_OF_CHARACTER = {character: value for value, character in enumerate(_CHARACTER_OF_BYTE)}
 
 
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_LLAMA3_SPLIT = {
+    "type": "Split",
+    "pattern": {"Regex": LLAMA3_REGEX},
+    "behavior": "Isolated",
+    "invert": False,
+}
+_PRE_TOKENIZERS = {
+    GPT2: _BYTE_LEVEL,
+    LLAMA3: {
+        "type": "Sequence",
+        "pretokenizers": [_LLAMA3_SPLIT, {**_BYTE_LEVEL, "use_regex": False}],
+    },
+}
+
+
 def spelled(token: bytes) -> str:
     """A token's bytes in the printable characters of the format."""
     return "".join([_CHARACTER_OF_BYTE[byte] for byte in token])
@@ -40,12 +63,6 @@ def write(vocabulary: Vocabulary) -> str:
     added = {**vocabulary.added_tokens, **vocabulary.special_tokens}
     # Added tokens stand in the vocabulary too: that alone makes other readers keep their ids.
     ids = {text: number for number, text in spelling.items()} | added
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
     document = {
         "version": "1.0",
         "truncation": None,
@@ -63,9 +80,9 @@ def write(vocabulary: Vocabulary) -> str:
             for text, number in sorted(added.items(), key=lambda item: item[1])
         ],
         "normalizer": None,
-        "pre_tokenizer": byte_level,
+        "pre_tokenizer": _PRE_TOKENIZERS[vocabulary.pattern],
         "post_processor": None,
-        "decoder": byte_level,
+        "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -94,7 +111,7 @@ def read(text: str) -> Vocabulary:
         raise EulerError(f"not a JSON document: {error}") from error
     if not isinstance(document, dict):
         raise EulerError("not a tokenizer file: the JSON document is not an object")
-    _refuse_unsupported(document)
+    pattern = _refuse_unsupported(document)
     model = _field(document, "model", dict)
     spelled_ids = _field(model, "vocab", dict)
     for token, number in spelled_ids.items():
@@ -120,27 +137,34 @@ def read(text: str) -> Vocabulary:
         special_tokens,
         added_tokens,
         bool(model.get("ignore_merges")),
+        pattern,
     )
 
 
 # The options that would change ids, each with the values under which they do not.
-_HARMLESS: dict[str, dict[str, tuple]] = {
-    "pre_tokenizer": {"add_prefix_space": (False,), "use_regex": (None, True)},
-    "model": {
-        "dropout": (None, 0),
-        "continuing_subword_prefix": (None, ""),
-        "end_of_word_suffix": (None, ""),
-        "byte_fallback": (None, False),
-    },
+_HARMLESS: dict[str, tuple] = {
+    "dropout": (None, 0),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "byte_fallback": (None, False),
+}
+_BYTE_LEVEL_ALONE: dict[str, tuple] = {"add_prefix_space": (False,), "use_regex": (None, True)}
+_BYTE_LEVEL_AFTER_SPLIT: dict[str, tuple] = {"add_prefix_space": (False,), "use_regex": (False,)}
+_LLAMA3_OPTIONS: dict[str, tuple] = {
+    "pattern": ({"Regex": LLAMA3_REGEX},),
+    "behavior": ("Isolated",),
+    "invert": (None, False),
 }
 
 
-def _refuse_unsupported(document: Mapping[str, Any]) -> None:
+def _refuse_unsupported(document: Mapping[str, Any]) -> str:
+    """Raise EulerError for a part that we lack; the pre-tokenizer's pattern."""
     for part in ("normalizer", "truncation", "padding"):
         if (value := document.get(part)) is not None:
             kind = value.get("type", value) if isinstance(value, dict) else value
             raise EulerError(f"{part} {kind!r} is not supported; it must be null")
-    for part in ("pre_tokenizer", "decoder", "post_processor"):
+    pattern = _pattern(document.get("pre_tokenizer"))
+    for part in ("decoder", "post_processor"):
         value = document.get(part)
         if value is None and part == "post_processor":
             continue
@@ -151,14 +175,39 @@ def _refuse_unsupported(document: Mapping[str, Any]) -> None:
     kind = _field(document, "model", dict).get("type", "BPE")
     if kind != "BPE":
         raise EulerError(f"model {kind!r} is not supported; it must be 'BPE'")
-    for part, options in _HARMLESS.items():
-        for option, allowed in options.items():
-            value = document[part].get(option)
-            if value not in allowed:
-                raise EulerError(
-                    f"{part} option {option} = {value!r} is not supported; "
-                    f"it must be {allowed[-1]!r}"
-                )
+    _check_options("model", document["model"], _HARMLESS)
+    return pattern
+
+
+def _pattern(pre_tokenizer: object) -> str:
+    """The pattern of a pre-tokenizer: GPT-2's in ByteLevel itself, Llama 3's in a Split before."""
+    kind = pre_tokenizer.get("type") if isinstance(pre_tokenizer, dict) else pre_tokenizer
+    if kind == "ByteLevel":
+        _check_options("pre_tokenizer", pre_tokenizer, _BYTE_LEVEL_ALONE)
+        return GPT2
+    match pre_tokenizer:
+        case {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Split", **split}, {"type": "ByteLevel", **byte_level}],
+        }:
+            _check_options("Split", split, _LLAMA3_OPTIONS)
+            _check_options("pre_tokenizer", byte_level, _BYTE_LEVEL_AFTER_SPLIT)
+            return LLAMA3
+    raise EulerError(
+        f"pre_tokenizer {kind!r} is not supported; it must be 'ByteLevel', alone or after the "
+        "'Split' of Llama 3"
+    )
+
+
+def _check_options(
+    part: str, values: Mapping[str, Any], options: Mapping[str, tuple]
+) -> None:
+    for option, allowed in options.items():
+        value = values.get(option)
+        if value not in allowed:
+            raise EulerError(
+                f"{part} option {option} = {value!r} is not supported; it must be {allowed[-1]!r}"
+            )
 
 
 def _field(parent: Mapping[str, Any], name: str, kind: type) -> Any:

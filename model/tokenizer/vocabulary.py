@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from euler_ir.errors import EulerError
+from model.tokenizer.pretokenizer import GPT2
 
 END_OF_DOCUMENT = "<|endoftext|>"
 
@@ -22,6 +23,7 @@ class Vocabulary:
         special_tokens: control tokens by their text; encoded only where the caller allows them.
         added_tokens: user-defined words, matched whole in every text before anything else.
         ignore_merges: a piece that is itself a token is taken whole, reachable by merges or not.
+        pattern: the pre-tokenizer's, one of those in pretokenizer.py.
 
     Raises:
         EulerError: where the parts contradict each other.
@@ -32,6 +34,7 @@ class Vocabulary:
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     ignore_merges: bool = False
+    pattern: str = GPT2
 
     @classmethod
     def from_merges(
