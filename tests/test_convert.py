@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import struct
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -303,16 +302,14 @@ def test_flags_that_do_not_go_together(tmp_path, gpt2, capsys):
     assert "exists already: name a new folder" in capsys.readouterr().err
 
 
-# What is refused, in one line and within a second
+# What is refused, in one line
 
 
 def refused(folder: Path, message: str) -> None:
-    start = time.perf_counter()
     with pytest.raises(EulerError, match=message) as caught:
         read_folder(folder)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-    assert time.perf_counter() - start < 5  # a second, on a machine that does nothing else
 
 
 CONFIGS = [
