@@ -1,5 +1,6 @@
 """The object cache: damaged entries, many writers, and disks that do not cooperate."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -7,9 +8,13 @@ import signal
 import pytest
 
 from backends.llvm import cache as cache_module
+from backends.llvm import lowering
 from backends.llvm.cache import ObjectCache, emitter_fingerprint, entry_name
 from backends.llvm.compiler import Compiler
 from backends.llvm.target import Target
+from euler_ir.builder import Builder
+from euler_ir.op import Composite
+from euler_ir.types import F32
 from tests.llvm_kernels import call, constant_kernel
 
 NAME = "0" * 64
@@ -175,14 +180,13 @@ def test_names_tell_parts_and_targets_apart():
     assert symbols[0] != symbols[1]
 
 
-def test_fingerprint_follows_the_sources(tmp_path, monkeypatch):
+def test_fingerprint_follows_the_sources(tmp_path):
     source = tmp_path / "euler_ir" / "ops.py"
     source.parent.mkdir()
     source.write_text("x = 1")
-    monkeypatch.setattr(cache_module, "_REPOSITORY", tmp_path)
-    before = emitter_fingerprint.__wrapped__()
+    before = emitter_fingerprint(tmp_path)
     source.write_text("x = 2")
-    assert emitter_fingerprint.__wrapped__() != before
+    assert emitter_fingerprint(tmp_path) != before
 
 
 def test_directory_comes_from_the_environment(tmp_path, monkeypatch):
@@ -191,3 +195,27 @@ def test_directory_comes_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("EULER_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_module.default_directory() == tmp_path / ".cache" / "euler"
+
+
+class Shifted(Composite):
+    """y = x + 1"""
+    name = "test_shifted"
+
+    def decompose(self, b, x):
+        return x + 1.0
+
+
+def test_a_lowering_from_outside_is_known_by_its_file_too(tmp_path, monkeypatch):
+    """Else an edited one would get the objects of the old one, if its key stayed as it was."""
+    monkeypatch.syspath_prepend(tmp_path)
+    with Builder("f") as b:
+        b.apply(Shifted(), b.input("x", F32, (2,)))
+    keys = []
+    for number in (1, 2):
+        (tmp_path / f"lowering{number}.py").write_text(
+            "from backends.llvm.kernel import KernelSource\n\n\n"
+            f"def lower(node, target):\n    return KernelSource('shifted', (), {number})\n")
+        monkeypatch.setattr(lowering, "LOWERINGS", {})
+        lowering.lowers(Shifted)(importlib.import_module(f"lowering{number}").lower)
+        keys.append(lowering.lower_node(b.nodes[0], Target.host()).key)
+    assert all(key.startswith("shifted of ") for key in keys) and keys[0] != keys[1]

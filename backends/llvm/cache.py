@@ -19,7 +19,6 @@ import struct
 import sys
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
 
 import llvmlite
@@ -44,23 +43,27 @@ def default_directory() -> Path | None:
         return None
 
 
-@cache
-def emitter_fingerprint() -> str:
+def emitter_fingerprint(repository: Path = _REPOSITORY) -> str:
     """sha256 over everything besides the kernel's own key that decides its code: the sources that
     emit it, and the versions of llvmlite and LLVM."""
     digest = hashlib.sha256()
     for package in ("euler_ir", "backends/llvm"):
-        for path in sorted((_REPOSITORY / package).rglob("*.py")):
-            digest.update(path.relative_to(_REPOSITORY).as_posix().encode() + b"\0")
+        for path in sorted((repository / package).rglob("*.py")):
+            digest.update(path.relative_to(repository).as_posix().encode() + b"\0")
             digest.update(path.read_bytes() + b"\0")
     version = ".".join(map(str, llvm.llvm_version_info))
     digest.update(f"llvmlite {llvmlite.__version__}, LLVM {version}".encode())
     return digest.hexdigest()
 
 
+#: Taken with the sources as they are imported: were it taken at the first kernel, a process that
+#: runs older code could store objects under the name of sources edited since.
+_FINGERPRINT = emitter_fingerprint()
+
+
 def entry_name(*parts: str) -> str:
     """The name of the entry for `parts`: sha256 over them and the emitters' fingerprint."""
-    digest = hashlib.sha256(emitter_fingerprint().encode())
+    digest = hashlib.sha256(_FINGERPRINT.encode())
     for part in parts:
         # Lengths keep ("ab", "c") and ("a", "bc") apart.
         digest.update(f"{len(part)}:".encode() + part.encode())

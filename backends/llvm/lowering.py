@@ -5,11 +5,18 @@
 
 A row for a class serves its subclasses too, so pointwise and row ops from anywhere need none of
 their own.
+
+The object cache knows the sources of this package. A lowering from elsewhere adds a checksum of the
+file that it stands in to its kernels' keys, so that they are compiled anew when that is edited.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from backends.llvm.kernel import KernelSource
 from backends.llvm.target import Target
@@ -22,8 +29,12 @@ __all__ = ["LOWERINGS", "lower_node", "lowers", "structure"]
 
 Lowering = Callable[[Node, Target], KernelSource]
 
+_PACKAGE = Path(__file__).resolve().parent
+
 #: The lowering of each op class that has one.
 LOWERINGS: dict[type[Op], Lowering] = {}
+#: The checksums of the files that lowerings from outside this package stood in when registered.
+_ORIGINS: dict[Lowering, str] = {}
 
 
 def lowers(*classes: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -31,6 +42,7 @@ def lowers(*classes: type[Op]) -> Callable[[Lowering], Lowering]:
 
     def register(function: Lowering) -> Lowering:
         LOWERINGS.update(dict.fromkeys(classes, function))
+        _ORIGINS[function] = _origin(function)
         return function
 
     return register
@@ -40,10 +52,21 @@ def lower_node(node: Node, target: Target) -> KernelSource:
     """The kernel of a node that is not a view. EulerError if this backend has none for its op."""
     for kind in type(node.op).__mro__:
         if kind in LOWERINGS:
-            return LOWERINGS[kind](node, target)
+            source, origin = LOWERINGS[kind](node, target), _ORIGINS.get(LOWERINGS[kind], "")
+            return replace(source, key=f"{source.key} of {origin}") if origin else source
     hint = " (it is a composite: run the decompose pass first)" if isinstance(
         node.op, Composite) else ""
     raise EulerError(f"the llvm backend has no kernel for {node!r}{hint}")
+
+
+def _origin(lowering: Lowering) -> str:
+    """The checksum of a lowering's file, "" for one of this package or one without a file."""
+    try:
+        path = Path(inspect.getsourcefile(lowering) or "").resolve()
+        own = path.is_relative_to(_PACKAGE)
+        return "" if own else hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return ""
 
 
 def structure(node: Node) -> tuple:
