@@ -16,8 +16,8 @@ from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.interchange import GPT2, LLAMA, architecture
 
-#: More than any model has; what a file claims beyond is a fault or an attack on our memory.
-_MOST_ROWS = 1 << 24
+# More than any model has; what a file claims beyond is a fault or an attack on our memory.
+_MOST, _MOST_POSITIONS = 1 << 24, 1 << 20
 
 _MODEL_TYPES = {"gpt2": GPT2, "llama": LLAMA}
 
@@ -121,6 +121,7 @@ def _architecture_of(document: Mapping[str, Any]) -> str:
 
 def _check_size(theirs: str, ours: str, value: object) -> None:
     """Raise EulerError unless the value of a key has its type and a sensible magnitude."""
+    most = _MOST_POSITIONS if ours == "context" else _MOST
     if value is _MISSING:
         raise EulerError(f"config.json has no {theirs}")
     if ours == "norm_eps":
@@ -128,8 +129,8 @@ def _check_size(theirs: str, ours: str, value: object) -> None:
     elif ours == "tied_head":
         if type(value) is not bool:
             raise EulerError(f"config.json: {theirs} must be true or false, got {value!r}")
-    elif value is not None and not (type(value) is int and 1 <= value <= _MOST_ROWS):
-        raise EulerError(f"config.json: {theirs} must be a whole number from 1 to {_MOST_ROWS}, "
+    elif value is not None and not (type(value) is int and 1 <= value <= most):
+        raise EulerError(f"config.json: {theirs} must be a whole number from 1 to {most}, "
                          f"got {value!r}")
     elif value is None and ours not in ("hidden", "kv_heads", "given_head_size"):
         raise EulerError(f"config.json: {theirs} must be a whole number, got null")

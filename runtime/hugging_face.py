@@ -36,7 +36,7 @@ from model.interchange import (
 )
 from model.parameters import parameters
 from model.tokenizer import Tokenizer
-from runtime.untrusted import open_tensors, read_json, read_text
+from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
 
 CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
@@ -44,7 +44,8 @@ FURTHER_HEADS = "mtp_heads.safetensors"
 #: Kept as they are: settings of text generation and of how others present the tokenizer.
 KEPT = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
-_MOST_TOKENIZER = 24 << 20  # bytes; Llama 3's has nine million
+# Bytes of a tokenizer's file: GPT-2's and Llama 3's have 30 to 130 a token.
+_MOST_TOKENIZER, _MOST_A_TOKEN = 32 << 20, 256
 
 #: Element types by safetensors' names: those of parameters, and with those of masks.
 FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
@@ -232,7 +233,8 @@ def _read_tokenizer(folder: Path, given: Path | str | None, config: ModelConfig)
     path = folder / TOKENIZER if given is None else Path(given).resolve()
     if given is None and not os.path.lexists(path):
         raise EulerError(f"{path} is missing: give the model's tokenizer.json with --tokenizer")
-    text = read_text(path.parent, path.name, _MOST_TOKENIZER)
+    most = min(MOST_JSON + _MOST_A_TOKEN * config.vocabulary, _MOST_TOKENIZER)
+    text = read_text(path.parent, path.name, most)
     try:
         tokenizer = Tokenizer.from_json(text)
     except EulerError as error:
