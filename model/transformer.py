@@ -68,12 +68,17 @@ def hidden_states(b: Builder, config: ModelConfig, weights: Mapping[str, Value],
         x = x + positions.learned
     extended = []
     for i in range(config.layers):
-        b.segment = f"layers.{i}"
-        x, cache = block(b, config, weights, f"layers.{i}", x, positions,
-                         caches[i] if caches else None)
+        b.segment = layer = f"layers.{i}"
+        x, cache = block(b, config, weights, layer, x, positions, caches[i] if caches else None)
         extended.append(cache)
     b.segment = ""
     return norm(b, config, weights, "norm", x), extended
+
+
+def layer_segments(config: ModelConfig, count: int) -> tuple[str, ...]:
+    """The segments of the first `count` layers, which are those whose values live longest; what
+    activation checkpointing of so many layers recomputes."""
+    return tuple(f"layers.{i}" for i in range(min(count, config.layers)))
 
 
 def logits(b: Builder, config: ModelConfig, weights: Mapping[str, Value], hidden: Value,

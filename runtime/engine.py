@@ -22,7 +22,7 @@ from model.config import ModelConfig
 from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
 from model.parameters import Parameter, parameters
-from model.transformer import rotary_tables
+from model.transformer import layer_segments, rotary_tables
 from runtime.batches import MicroBatch, StepBatch, ValidationSet
 from runtime.dump import Dump
 from runtime.execute import compile_function
@@ -76,11 +76,12 @@ class StepResult:
 
 
 class Trainer:
-    """Runs training steps on a model."""
+    """Runs training steps on a model. `recompute` counts the layers whose activations are computed
+    again in the backward pass: less memory, more time, the same results."""
 
     def __init__(self, model: Model, optimizer: AdamWConfig, backend: Backend, batch_size: int,
                  context: int, accumulate: int = 1, norm_limit: float = math.inf,
-                 dump: Dump | None = None) -> None:
+                 dump: Dump | None = None, recompute: int = 0) -> None:
         self.model, self.accumulate = model, accumulate
         dtype = model.dtype
         self.moments = {f"{moment}.{p.name}": zeros(p.padded_shape, dtype)
@@ -97,7 +98,9 @@ class Trainer:
                           for name, weight in model.weights.items()}
             self._sums["sum.losses"] = zeros((model.config.prediction_heads,), dtype)
             bound |= self._sums
-        self.programs = {name: compile_function(function, backend, _used(function, bound), dump)
+        recomputed = layer_segments(model.config, recompute)
+        self.programs = {name: compile_function(function, backend, _used(function, bound), dump,
+                                                recomputed)
                          for name, function in functions.items()}
 
     def step(self, batch: StepBatch, learning_rate: float) -> StepResult:

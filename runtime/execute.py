@@ -1,8 +1,8 @@
-"""From a function to a program in one call: passes, lower, schedule, check, link."""
+"""From a function to a program in one call: verify, passes, lower, schedule, check, link."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ from backends.backend import Backend, Program
 from euler_ir.graph import Function
 from euler_ir.passes.pipeline import optimize
 from euler_ir.plan import Plan
+from euler_ir.verify import verify
 from runtime.check_plan import check_plan
 from runtime.dump import Dump
 from runtime.schedule import schedule
@@ -18,11 +19,15 @@ from runtime.schedule import schedule
 
 def compile_function(function: Function, backend: Backend,
                      bound: Mapping[str, np.ndarray] | None = None,
-                     dump: Dump | None = None) -> Program:
+                     dump: Dump | None = None, recomputed: Collection[str] = ()) -> Program:
     """A program that runs the function. `bound` gives memory for inputs that stay where they are
-    between runs, see `Backend.link`; `dump` writes down every stage on the way."""
+    between runs, see `Backend.link`; `dump` writes down every stage on the way; `recomputed` names
+    segments whose values are not kept for the backward pass.
+
+    Raises EulerError for a function that is not well formed."""
+    verify(function)
     observer = partial(dump.stage, function.name) if dump else None
-    optimized = optimize(function, backend.composites, backend.epilogues, observer)
+    optimized = optimize(function, backend.composites, backend.epilogues, observer, recomputed)
     return link_function(optimized, backend, bound, dump=dump)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.backend import Backend, create
@@ -26,7 +26,7 @@ from model.config import PRESETS, ModelConfig, preset
 from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
 from model.parameters import parameter_count, parameters
-from model.transformer import forward_cached
+from model.transformer import forward_cached, layer_segments
 from runtime.cli import Parser, integer, run_command
 from runtime.dump import Dump
 from runtime.engine import PRECISIONS, precision
@@ -78,7 +78,8 @@ def functions(config: ModelConfig, batch: int, context: int, dtype: DType) -> di
     return {function.name: function for function in found}
 
 
-def compile_stages(function: Function, backend: Backend, dump: Dump | None = None) -> Compiled:
+def compile_stages(function: Function, backend: Backend, dump: Dump | None = None,
+                   recomputed: Collection[str] = ()) -> Compiled:
     """Compile a function up to its plan, and keep every stage (written down too, with `dump`)."""
     stages: dict[str, Function] = {}
 
@@ -87,7 +88,7 @@ def compile_stages(function: Function, backend: Backend, dump: Dump | None = Non
         if dump:
             dump.stage(function.name, stage, function_then)
 
-    optimized = optimize(function, backend.composites, backend.epilogues, observe)
+    optimized = optimize(function, backend.composites, backend.epilogues, observe, recomputed)
     return Compiled(stages, plan_function(optimized, backend, dump=dump))
 
 
@@ -149,7 +150,20 @@ def parser() -> Parser:
     p.add_argument("--context", type=integer(1), metavar="T", help="tokens a row (the preset's)")
     p.add_argument("--precision", default="f32", metavar="P",
                    help=f"{' or '.join(PRECISIONS)} (f32)")
+    p.add_argument("--recompute", type=integer(0), default=0, metavar="N",
+                   help="layers whose activations are recomputed in the backward pass (0)")
+    p.add_argument("--recompute-table", action="store_true",
+                   help="print a training step's memory for every number of recomputed layers")
     return p
+
+
+def recompute_table(config: ModelConfig, function: Function, backend: Backend) -> Iterator[str]:
+    """The training step's arena and kernels for 0, 1, … recomputed layers."""
+    yield f"{'recompute':>9} {'arena':>14} {'kernels':>8}"
+    for count in range(config.layers + 1):
+        plan = compile_stages(function, backend,
+                              recomputed=layer_segments(config, count)).plan
+        yield f"{count:>9} {size_text(plan.arena_bytes):>14} {len(plan.steps):>8}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -161,11 +175,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = functions(config, arguments.batch_size, context, dtype)
     if arguments.function not in found:
         raise EulerError(f"no function {arguments.function!r}; known: {', '.join(found)}")
+    if arguments.recompute_table:
+        for line in recompute_table(config, found["step"], backend):
+            print(line, flush=True)
+        return
+    recomputed = layer_segments(config, arguments.recompute)
     dump = Dump(arguments.out) if arguments.out else None
     if arguments.stage and not dump:
-        print(compile_stages(found[arguments.function], backend).text(arguments.stage))
+        one = compile_stages(found[arguments.function], backend, recomputed=recomputed)
+        print(one.text(arguments.stage))
         return
-    compiled = {name: compile_stages(function, backend, dump) for name, function in found.items()}
+    compiled = {name: compile_stages(function, backend, dump, recomputed)
+                for name, function in found.items()}
     if arguments.stage:
         print(compiled[arguments.function].text(arguments.stage))
         return

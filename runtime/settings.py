@@ -54,12 +54,13 @@ class Settings:
     tokenizer: str | None = None
     precision: str = "f32"
     accumulate: int = 1
+    recompute: int = 0
     eval_every: int = 0
     checkpoint_every: int = 10
     seed: int = 0
 
     #: What a resumed run may change without being another run.
-    CHANGEABLE: ClassVar = ("steps", "data", "eval_every", "checkpoint_every")
+    CHANGEABLE: ClassVar = ("steps", "data", "eval_every", "checkpoint_every", "recompute")
 
     @staticmethod
     def for_preset(name: str, **given) -> Settings:

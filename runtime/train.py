@@ -35,6 +35,8 @@ def parser() -> Parser:
     p.add_argument("--context", type=integer(1), metavar="T", help="tokens of a row")
     p.add_argument("--precision", metavar="P", help="f32 or f64 (f32)")
     p.add_argument("--accumulate", type=integer(1), metavar="N", help="micro-batches a step (1)")
+    p.add_argument("--recompute", type=integer(0), metavar="N",
+                   help="layers whose activations are recomputed in the backward pass (0)")
     p.add_argument("--lr", type=number(0, above=True), metavar="X", help="peak learning rate")
     p.add_argument("--schedule", choices=SCHEDULES, help="of the learning rate (cosine)")
     p.add_argument("--warmup", type=integer(0), metavar="N", help="steps of linear warm-up")
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     given = {name: getattr(arguments, name) for name in (
         "steps", "batch_size", "context", "lr", "schedule", "warmup", "precision", "tokenizer",
-        "accumulate", "eval_every", "checkpoint_every", "seed")}
+        "accumulate", "recompute", "eval_every", "checkpoint_every", "seed")}
     given["data"] = tuple(str(Path(path).resolve()) for path in arguments.data or ()) or None
     if given["tokenizer"]:
         given["tokenizer"] = str(Path(given["tokenizer"]).resolve())

@@ -123,7 +123,8 @@ class Run:
             byte_lengths=byte_lengths(self.data.tokenizer))
         self.model = Model(self.config, precision(settings.precision))
         self.trainer = Trainer(self.model, settings.optimizer, backend, settings.batch_size,
-                               settings.context, settings.accumulate, dump=dump)
+                               settings.context, settings.accumulate, dump=dump,
+                               recompute=settings.recompute)
         self.evaluator = Evaluator(self.model, backend, settings.batch_size, settings.context, dump)
         self.progress = Progress()
         if checkpoint:
