@@ -133,12 +133,9 @@ def adamw(node: Node, target: Target) -> KernelSource:
         if symbols:
             _AdamWEmitter(op, dtype, lanes, tiles).emit(module, symbols[0])
 
-    n = op.count
-    inplace = tuple((group * n + i, (group + (group > 0)) * n + i)
-                    for group in range(3) for i in range(n))
     phases = (Phase("update", len(tiles.tensors)),) if tiles.tensors else ()
     return KernelSource(f"{op!r} {dtype} {sizes} x{target.vector_bytes}", phases, emit,
-                        inplace=inplace)
+                        inplace=op.renewed)
 
 
 class _AdamWEmitter:

@@ -50,10 +50,7 @@ class ReferenceBackend:
 def _inplace(node: Node) -> tuple[tuple[int, int], ...]:
     """Pairs (output, input) that may share memory, had the node a kernel of its own."""
     if isinstance(node.op, AdamW):
-        # Parameters, gradients, first and second moments in; all but the gradients out.
-        n = node.op.count
-        return tuple((group * n + i, (group + (group > 0)) * n + i)
-                     for group in range(3) for i in range(n))
+        return node.op.renewed
     if isinstance(node.op, UpdateSlice):
         return ((0, 0),)
     if isinstance(node.op, Pointwise):

@@ -61,6 +61,14 @@ class AdamW(Op):
     def count(self) -> int:
         return len(self.decay)
 
+    @property
+    def renewed(self) -> tuple[tuple[int, int], ...]:
+        """Each result with the operand that it is the new value of (gradients have none): element
+        by element, so that a kernel may write it over that."""
+        n = self.count
+        return tuple((result * n + i, operand * n + i)
+                     for result, operand in enumerate((0, 2, 3)) for i in range(n))
+
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         n = self.count
         if not (0 < self.beta1 < 1 and 0 < self.beta2 < 1):
