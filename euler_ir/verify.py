@@ -62,24 +62,27 @@ def _define(function: Function, value: Value, defined: set[Value], names: dict[s
 
 def _check_node(function: Function, node: Node, defined: set[Value]) -> None:
     op = node.op
-    call = f"{op.name}({', '.join(map(repr, node.inputs))})"
     if REGISTRY.get(op.name) is not type(op):
-        _fail(function, f"{call}: the class {type(op).__qualname__} is not the op registered as "
-                        f"'{op.name}'", node)
+        _fail(function, f"{_call(node)}: the class {type(op).__qualname__} is not the op "
+                        f"registered as '{op.name}'", node)
     for value in node.inputs:
         if value not in defined:
-            _fail(function, f"{call} reads {value!r} before it is defined", node)
+            _fail(function, f"{_call(node)} reads {value!r} before it is defined", node)
     try:
         expected = result_types(op, [value.type for value in node.inputs])
     except ShapeError as error:
-        _fail(function, f"{call} needs {error}", node)
+        _fail(function, f"{_call(node)} needs {error}", node)
     declared = tuple(value.type for value in node.outputs)
     if declared != expected:
-        _fail(function, f"{call} gives {_listed(expected)}, but the node declares "
+        _fail(function, f"{_call(node)} gives {_listed(expected)}, but the node declares "
                         + ", ".join(map(repr, node.outputs)), node)
     for attribute in op.attributes().values():
         if isinstance(attribute, Function):
             verify(attribute)
+
+
+def _call(node: Node) -> str:
+    return f"{node.op.name}({', '.join(map(repr, node.inputs))})"
 
 
 def _listed(types: tuple[TensorType, ...]) -> str:
@@ -114,12 +117,14 @@ def _check_donations(function: Function) -> None:
             _fail(function, f"{inputs[source]!r} is donated to {target}, which is "
                             f"{function.output(target)!r}; their types must agree")
     if takers:
-        _check_reads(function, {inputs[source]: function.output(target)
-                                for target, source in takers.items()})
+        donated: dict[Value, list[Value]] = {}
+        for target, source in takers.items():
+            donated.setdefault(function.output(target), []).append(inputs[source])
+        _check_reads(function, donated)
 
 
-def _check_reads(function: Function, donated: dict[Value, Value]) -> None:
-    """Of donated inputs, by the value that takes each over."""
+def _check_reads(function: Function, donated: dict[Value, list[Value]]) -> None:
+    """Of the donated inputs that each value takes over."""
     roots = _viewed_inputs(function)
     overwritten: dict[Value, Node] = {}
     for node in function.nodes:
@@ -128,8 +133,9 @@ def _check_reads(function: Function, donated: dict[Value, Value]) -> None:
             if writer is not None:
                 _fail(function, f"{node.op.name} reads {value!r}, whose memory was donated and is "
                                 f"overwritten by {writer!r} ({_place(writer)})", node)
-        overwritten.update((source, node) for source, taker in donated.items()
-                           if taker in node.outputs and taker not in roots)
+        for taker in node.outputs:
+            if taker not in roots:
+                overwritten.update(dict.fromkeys(donated.get(taker, ()), node))
 
 
 def _viewed_inputs(function: Function) -> dict[Value, Value]:

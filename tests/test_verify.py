@@ -2,6 +2,7 @@
 
 import pytest
 
+from backends.backend import create
 from euler_ir import ops
 from euler_ir.autodiff import value_and_grad
 from euler_ir.builder import Builder, IRError
@@ -10,6 +11,7 @@ from euler_ir.op import Pointwise
 from euler_ir.text import parse_function
 from euler_ir.types import F32, I32, TensorType
 from euler_ir.verify import verify
+from runtime.execute import compile_function
 
 VECTOR = TensorType(F32, (4,))
 
@@ -192,3 +194,13 @@ def test_safe_donations(lines, outputs, donates):
 ])
 def test_unsafe_donations(lines, outputs, donates, message):
     assert message in refused(program(*lines, outputs=outputs, donates=donates))
+
+
+def test_only_well_formed_functions_are_compiled():
+    """Another builder's value would have no memory; the error should not be the scheduler's."""
+    with Builder("other") as other:
+        stranger = other.input("stranger", F32, (4,))
+    with Builder("f") as b:
+        function = b.function({"y": b.input("x", F32, (4,)) + stranger})
+    with pytest.raises(IRError, match=r"@f: add\(.*\) reads %stranger: f32\[4\] before it is"):
+        compile_function(function, create("reference"))
