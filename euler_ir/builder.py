@@ -81,7 +81,7 @@ class Builder:
     def apply(self, op: Op, *operands: Value, name: str = ""):
         """Append a node; returns its result, or a tuple where the op has several."""
         types = tuple(value.type for value in operands)
-        source = self.source if self.source is not None else _calling_line()
+        source = self.source if self.source is not None else calling_line()
         try:
             results = result_types(op, types)
         except ShapeError as error:
@@ -140,7 +140,7 @@ class Builder:
             shape = np.broadcast_shapes(*(x.shape for x in operands if isinstance(x, Value)))
         except ValueError:
             listed = ", ".join(map(repr, operands))
-            raise IRError(f"{op.name}({listed}): shapes do not broadcast ({_calling_line()})"
+            raise IRError(f"{op.name}({listed}): shapes do not broadcast ({calling_line()})"
                           ) from None
         values = [self.broadcast(x, shape) if isinstance(x, Value)
                   else self.full(x, first.dtype, shape) for x in operands]
@@ -152,7 +152,7 @@ class Builder:
         """A tensor filled with one number, which the element type must be able to hold."""
         kind = bool if dtype is BOOL else float if dtype.is_float else int
         if not dtype.holds(value):
-            raise IRError(f"full: {value} is no value of type {dtype} ({_calling_line()})")
+            raise IRError(f"full: {value} is no value of type {dtype} ({calling_line()})")
         return self.apply(ops.Full(kind(value), dtype, tuple(shape)))
 
     def iota(self, size: int) -> Value:
@@ -355,9 +355,10 @@ class Builder:
         return self.apply(ops.GlobalNorm(), *values)
 
 
-def _calling_line() -> str:
-    """file:line of the nearest caller outside this package."""
+def calling_line(beside: str = "") -> str:
+    """file:line of the nearest caller outside this package (and outside the file `beside`)."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith(_PACKAGE)
+                                        or frame.f_code.co_filename == beside):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -23,7 +23,7 @@ import numpy as np
 from backends.backend import Backend, create
 from euler_ir import interpreter
 from euler_ir.autodiff import backpropagate
-from euler_ir.builder import Builder
+from euler_ir.builder import Builder, calling_line
 from euler_ir.graph import Function, Value
 from euler_ir.op import Op, Pointwise, result_types
 from euler_ir.text import parse_function, print_function
@@ -52,9 +52,9 @@ def check_op(op: Op, *operands: Operand, backends: Sequence[str | Backend] = ("r
     whose gradients are checked and `results` the results that they flow back from, by default all
     of a float type."""
     arrays = sample(operands)
+    check_text(op, arrays, dtype)  # first: its errors name operands and line
     for checked in dict.fromkeys((F64, dtype)):
         check_inference(op, arrays, checked)
-    check_text(op, arrays, dtype)
     if gradient:
         check_gradient(op, arrays, wrt, results)
     for backend in backends:
@@ -99,7 +99,9 @@ def differentiated(op: Op, types: Sequence[TensorType], wrt: Sequence[int] | Non
 
 def _apply(b: Builder, op: Op, types: Sequence[TensorType]) -> tuple[list[Value], list[Value]]:
     operands = [b.input(f"x{i}", t.dtype, t.shape) for i, t in enumerate(types)]
+    b.source = calling_line(beside=__file__)  # an error is about the line that checks the op
     b.apply(op, *operands)
+    b.source = None
     return operands, list(b.nodes[-1].outputs)
 
 

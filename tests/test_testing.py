@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from euler_ir import interpreter
+from euler_ir import interpreter, ops
+from euler_ir.errors import EulerError
 from euler_ir.op import Op, Pointwise, Row
 from euler_ir.types import BF16, F32, TensorType
 from runtime.testing import applied, check_close, check_function, check_op, sample
@@ -147,3 +148,8 @@ def test_an_op_with_numpy_for_its_meaning():
     x = sample([(3, 4)])[0]
     np.testing.assert_allclose(interpreter.run(applied(CumulativeSum(), [TensorType(F32, (3, 4))]),
                                                {"x0": x})["y0"], np.cumsum(x, -1), rtol=1e-5)
+
+
+def test_wrong_operands_are_reported_at_the_line_that_checks():
+    with pytest.raises(EulerError, match=r"operands of one shape, .* \(test_testing.py:\d+\)"):
+        check_op(ops.Add(), (2, 3), (3, 2))
