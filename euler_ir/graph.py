@@ -215,6 +215,3 @@ class Module:
 
     def __getitem__(self, name: str) -> Function:
         return self.functions[name]
-
-    def map(self, transform) -> Module:
-        return Module({name: transform(f) for name, f in self.functions.items()})

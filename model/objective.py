@@ -20,8 +20,8 @@ from model.parameters import parameters
 from model.transformer import hidden_states, logits, rotary_inputs, token_positions, weight_inputs
 
 
-def batch_inputs(b: Builder, config: ModelConfig, batch: int, time: int, heads: int,
-                 dtype: DType) -> dict[str, Value]:
+def batch_inputs(b: Builder, batch: int, time: int, heads: int, dtype: DType
+                 ) -> dict[str, Value]:
     """A micro-batch: tokens [B, T], targets [B, T, heads] (-1: none), key ranges lo, hi [B, T],
     inverse_counts [heads]."""
     return {
@@ -50,7 +50,7 @@ def loss_function(config: ModelConfig, batch: int, time: int, dtype: DType = F32
     with Builder("loss") as b:
         weights = weight_inputs(b, config, dtype)
         tables = rotary_inputs(b, config, dtype)
-        fields = batch_inputs(b, config, batch, time, config.prediction_heads, dtype)
+        fields = batch_inputs(b, batch, time, config.prediction_heads, dtype)
         losses = head_losses(b, config, weights, fields, tables)
         return b.function({"objective": b.mean(losses), "losses": losses})
 
@@ -61,7 +61,7 @@ def evaluation_function(config: ModelConfig, batch: int, time: int,
     with Builder("evaluate") as b:
         weights = weight_inputs(b, config, dtype)
         tables = rotary_inputs(b, config, dtype)
-        fields = batch_inputs(b, config, batch, time, 1, dtype)
+        fields = batch_inputs(b, batch, time, 1, dtype)
         return b.function({"losses": head_losses(b, config, weights, fields, tables)})
 
 
@@ -86,7 +86,7 @@ def training_step(config: ModelConfig, optimizer: AdamWConfig, batch: int, time:
         with Builder("step") as b:
             weights = weight_inputs(b, config, dtype)
             tables = rotary_inputs(b, config, dtype)
-            fields = batch_inputs(b, config, batch, time, config.prediction_heads, dtype)
+            fields = batch_inputs(b, batch, time, config.prediction_heads, dtype)
             losses, grads = gradients(b, config, weights, fields, tables)
             outputs, donations = apply_adamw(b, config, optimizer, weights, grads)
             return Module({"step": b.function({"losses": losses, **outputs}, donations)})
@@ -98,7 +98,7 @@ def _accumulate(config: ModelConfig, batch: int, time: int, dtype: DType) -> Fun
     with Builder("accumulate") as b:
         weights = weight_inputs(b, config, dtype)
         tables = rotary_inputs(b, config, dtype)
-        fields = batch_inputs(b, config, batch, time, config.prediction_heads, dtype)
+        fields = batch_inputs(b, batch, time, config.prediction_heads, dtype)
         sums = sum_inputs(b, config, dtype)
         losses_so_far = b.input("sum.losses", dtype, (config.prediction_heads,))
         losses, grads = gradients(b, config, weights, fields, tables)

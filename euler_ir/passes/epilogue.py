@@ -9,10 +9,7 @@ from __future__ import annotations
 from euler_ir import ops
 from euler_ir.graph import Function, Node, Value
 from euler_ir.op import Pointwise
-from euler_ir.passes.extract import fused_node
-
-#: Ops without a cost of their own: copied into every kernel that uses them.
-_FREE = (ops.Broadcast, ops.Full)
+from euler_ir.passes.extract import COPIED, fused_node
 
 
 def fuse_epilogues(function: Function) -> Function:
@@ -70,7 +67,7 @@ def _operands_ready(user: Node, chain: list[Node], producers, position: dict[Val
         if value is chain[-1].output:
             continue
         producer = producers.get(value)
-        if producer is not None and isinstance(producer.op, _FREE):
+        if producer is not None and isinstance(producer.op, COPIED):
             prelude.append(producer)
             sources = producer.inputs
         else:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from euler_ir import ops
 from euler_ir.graph import Function, Node, Value
 from euler_ir.ops.fused import Fused
+
+#: Ops without a cost of their own: kernels that use them take a copy along.
+COPIED = (ops.Broadcast, ops.Full)
 
 
 def fused_node(kind: str, nodes: Sequence[Node], results: Collection[Value]) -> Node:

@@ -17,9 +17,8 @@ import math
 from euler_ir import ops
 from euler_ir.graph import Function, Node, Value
 from euler_ir.op import Pointwise, Row
-from euler_ir.passes.extract import fused_node
+from euler_ir.passes.extract import COPIED, fused_node
 
-_COPIED = (ops.Broadcast, ops.Full)
 #: Elements that an operand must have for two kernels to be merged because both read it.
 _SIBLING_SIZE = 2048
 
@@ -191,7 +190,7 @@ def _is_copied(node: Node) -> bool:
     """Broadcasts, constants and non-contiguous slices: read in place by the kernels using them."""
     if isinstance(node.op, ops.Slice):
         return node.op.alias(node.inputs[0].type) is None
-    return isinstance(node.op, _COPIED)
+    return isinstance(node.op, COPIED)
 
 
 def _row_space(node: Node) -> tuple[int, ...] | None:
