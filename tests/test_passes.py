@@ -12,6 +12,7 @@ from euler_ir.autodiff import value_and_grad
 from euler_ir.builder import Builder
 from euler_ir.graph import Function
 from euler_ir.interpreter import run
+from euler_ir.op import REGISTRY
 from euler_ir.passes.cse import eliminate_common_subexpressions
 from euler_ir.passes.dce import eliminate_dead_code
 from euler_ir.passes.decompose import decompose
@@ -261,6 +262,29 @@ def test_fusion_makes_no_cycle():
     after = eliminate_dead_code(fuse_rows(f))
     assert_same(f, after, {"x": np.arange(16.0).reshape(4, 4) / 16})
     assert op_names(after).index("matmul") in (1, 2)
+
+
+def test_a_row_op_over_one_value_a_row_stays_out_of_kernels_with_longer_rows():
+    with Builder() as b:
+        x = b.input("x", F32, (5, 3))
+        loss = b.cross_entropy(x, b.input("target", I32, (5, 1)))
+        f = b.function({"y": b.softmax(loss) * x})
+    after = eliminate_dead_code(fuse_rows(f))
+    assert op_names(after) == ["cross_entropy", "softmax", "fused"]
+    assert bodies(after, "row") == [["broadcast", "mul"]]
+    assert_same(f, after, {"x": np.arange(15.0).reshape(5, 3),
+                           "target": np.zeros((5, 1), np.int32)})
+
+
+def test_column_sums_of_a_single_row_are_not_read_in_the_kernel_that_makes_them():
+    with Builder() as b:
+        x, weight, g = (b.input(name, F32, (8,)) for name in ("x", "weight", "g"))
+        dx, dw = b.apply(REGISTRY["rms_norm_backward"](1e-5), x, weight, g)
+        f = b.function({"dx": dx, "dw": dw + weight})
+    after = fuse_rows(f)
+    assert op_names(after) == ["rms_norm_backward", "add"]
+    inputs = {name: np.linspace(0.5, 2.0, 8) for name in ("x", "weight", "g")}
+    assert_same(f, after, inputs)
 
 
 def test_swiglu_reads_and_writes_the_packed_halves_in_place():

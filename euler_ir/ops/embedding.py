@@ -53,7 +53,7 @@ class ScatterAdd(Op):
         flat = indices.reshape(-1)
         valid = (flat >= 0) & (flat < self.rows)
         result = np.zeros((self.rows, updates.shape[-1]), updates.dtype)
-        np.add.at(result, flat[valid], updates.reshape(-1, updates.shape[-1])[valid])
+        np.add.at(result, flat[valid], updates.reshape(flat.size, updates.shape[-1])[valid])
         return (result,)
 
     def backward(self, b, node, grads):

@@ -24,14 +24,17 @@ _SIBLING_SIZE = 2048
 
 
 class _Group:
-    """Nodes that will be one kernel, as positions in the function."""
+    """Nodes that will be one kernel, as positions in the function. With `whole_rows` there are row
+    ops among them, which reduce over the last axis of the space as it is."""
 
-    def __init__(self, space: tuple[int, ...] | None, position: int) -> None:
-        self.space = space
+    def __init__(self, node: Node, position: int) -> None:
+        self.space = _row_space(node)
+        self.whole_rows = isinstance(node.op, Row)
         self.members = [position]
         self.first = self.last = position
 
     def absorb(self, other: _Group) -> None:
+        self.whole_rows |= other.whole_rows
         self.members += other.members
         self.first = min(self.first, other.first)
         self.last = max(self.last, other.last)
@@ -43,7 +46,7 @@ class _Fusion:
         self.consumers = function.consumers()
         self.producers = function.producers()
         self.position = {node: i for i, node in enumerate(function.nodes)}
-        self.groups = [_Group(_row_space(node), i) for i, node in enumerate(function.nodes)]
+        self.groups = [_Group(node, i) for i, node in enumerate(function.nodes)]
         #: The positions of the nodes that must come after each node.
         self.readers = [{self.position[user] for value in node.outputs
                          for user in self.consumers[value]} for node in function.nodes]
@@ -56,7 +59,7 @@ class _Fusion:
                 continue
             for candidate in self._neighbours(node):
                 mine, other = self._group(node), self._group(candidate)
-                space = _common_space(mine.space, other.space)
+                space = _common_space(mine, other)
                 if mine is not other and space is not None and self._independent(mine, other):
                     self._merge(mine, other, space)
         for node in self.function.nodes:
@@ -198,14 +201,23 @@ def _row_space(node: Node) -> tuple[int, ...] | None:
     if isinstance(node.op, Pointwise) and not isinstance(node.op, ops.Full):
         return node.outputs[0].shape if node.inputs else None
     if isinstance(node.op, Row):
-        return node.op.space(*(value.type for value in node.inputs))
+        types = [value.type for value in node.inputs]
+        space = node.op.space(*types)
+        # Column sums of a single row look like a value of its, to be read in the same kernel.
+        sums = any(expr.op == "column_sum" for expr in node.op.trace(*types))
+        return None if sums and len(space) == 1 else space
     return None
 
 
-def _common_space(a: tuple[int, ...] | None, b: tuple[int, ...] | None):
-    """The row space of a merged group: equal ones, or one that holds a value a row of the other."""
-    if a is None or b is None or len(a) != len(b):
+def _common_space(a: _Group, b: _Group) -> tuple[int, ...] | None:
+    """The row space of a merged group: equal ones, or one that holds a value a row of the other
+    (unless that is a row of its own to a row op)."""
+    if a.space is None or b.space is None or len(a.space) != len(b.space):
         return None
-    if a == b or b == a[:-1] + (1,):
-        return a
-    return b if a == b[:-1] + (1,) else None
+    if a.space == b.space or _holds_row_values(b, a):
+        return a.space
+    return b.space if _holds_row_values(a, b) else None
+
+
+def _holds_row_values(group: _Group, of: _Group) -> bool:
+    return group.space == of.space[:-1] + (1,) and not group.whole_rows
