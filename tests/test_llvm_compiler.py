@@ -11,6 +11,7 @@ from backends.llvm.cache import ObjectCache
 from backends.llvm.compiler import Compiler
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.target import Target
+from euler_ir.errors import EulerError
 from tests.llvm_kernels import call, constant_kernel
 
 
@@ -119,3 +120,11 @@ def broken_kernel():
 
 def _by_key(compiled):
     return [(source.key, machine_code) for source, machine_code in compiled]
+
+
+@pytest.mark.parametrize("name", ["64bit", "sse2"])
+def test_what_all_code_for_an_architecture_has_cannot_be_switched_off(name):
+    if not Target.host().triple.startswith("x86_64"):
+        pytest.skip("features of x86-64")
+    with pytest.raises(EulerError, match=f"x86_64 code cannot do without '{name}'"):
+        Target.host(f"-{name}")

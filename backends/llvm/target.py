@@ -26,6 +26,8 @@ _REQUIRED_BY = {
     "avx512bw": ("avx512bf16", "avx512fp16", "avx512vbmi", "avx512vbmi2", "avx512bitalg"),
     "avx512vl": ("avx512fp16",),
 }
+# What all code for an architecture has: LLVM stops the process where one of these is missing.
+_ALWAYS = {"x86_64": frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2"})}
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,11 @@ class Target:
     def host(cls, cpu_features: str = "") -> "Target":
         """This machine, less (or plus) the comma-separated `cpu_features`: `-name` or `name`.
 
-        Raises EulerError for a name that LLVM does not know here, and for one that this CPU lacks.
+        Raises EulerError for a name that LLVM does not know here, for one that this CPU lacks, and
+        for one that its architecture cannot be without.
         """
+        triple = llvm.get_process_triple()
+        architecture = triple.split("-")[0]
         known = dict(llvm.get_host_cpu_features())
         features = dict(known)
         for item in filter(None, (part.strip() for part in cpu_features.split(","))):
@@ -57,10 +62,12 @@ class Target:
                 raise EulerError(f"--cpu-features: unknown feature '{name}' (known: {near})")
             if wanted and not known[name]:
                 raise EulerError(f"--cpu-features: this CPU has no '{name}'")
+            if not wanted and name in _ALWAYS.get(architecture, ()):
+                raise EulerError(f"--cpu-features: {architecture} code cannot do without '{name}'")
             features[name] = wanted
             if not wanted:
                 _switch_off_dependents(features, name)
-        return cls.of(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
+        return cls.of(triple, llvm.get_host_cpu_name(), features)
 
     @classmethod
     def of(cls, triple: str, cpu: str, features: Mapping[str, bool]) -> "Target":
