@@ -14,7 +14,9 @@ class Kind:
     `norm` is rms or layer, `positions` rotary or learned (a table added to the embedding), `mlp`
     swiglu or gelu; `biases` tells whether the linear layers have them. Rows of zeros round the
     vocabulary up to a multiple of `vocabulary_multiple` in memory. A `given_vocabulary` is that of
-    a published tokenizer: none can be trained in its place."""
+    a published tokenizer: none can be trained in its place. `embedding_std` and `matrix_std` are
+    the deviations of initial values, the latter 1/√inputs where None; model/parameters.py says
+    why."""
 
     norm: str = "rms"
     positions: str = "rotary"
@@ -22,6 +24,8 @@ class Kind:
     biases: bool = False
     vocabulary_multiple: int = 1
     given_vocabulary: bool = False
+    embedding_std: float = 1.0
+    matrix_std: float | None = None
 
 
 #: `nano` and `llama` differ in their presets only: nano's may have several prediction heads.
@@ -29,7 +33,8 @@ KINDS = {
     "nano": Kind(),
     "llama": Kind(),
     "gpt2": Kind(norm="layer", positions="learned", mlp="gelu", biases=True,
-                 vocabulary_multiple=64, given_vocabulary=True),
+                 vocabulary_multiple=64, given_vocabulary=True, embedding_std=0.02,
+                 matrix_std=0.02),
 }
 
 

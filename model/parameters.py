@@ -65,22 +65,14 @@ class Parameter:
         return (generator.standard_normal(self.shape) * self.std + self.mean).astype(dtype)
 
 
-_STD, _POSITION_STD = 0.02, 0.01
-
-
-def _embedding_std(config: ModelConfig) -> float:
-    return _STD if config.kind == "gpt2" else 1.0
-
-
-def _matrix_std(config: ModelConfig, inputs: int) -> float:
-    return _STD if config.kind == "gpt2" else 1.0 / math.sqrt(inputs)
+_HEAD_STD, _POSITION_STD = 0.02, 0.01
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """All parameters in the order of the forward pass. Matrices are [outputs, inputs]."""
     width, padding = config.width, config.padded_vocabulary - config.vocabulary
     result = [Parameter("embedding.weight", (config.vocabulary, width),
-                        _embedding_std(config), padding=padding, looked_up=not config.tied_head)]
+                        config.parts.embedding_std, padding=padding, looked_up=not config.tied_head)]
     if config.parts.positions == "learned":
         result.append(Parameter("positions.weight", (config.context, width), _POSITION_STD,
                                 looked_up=True))
@@ -89,7 +81,7 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     result += _norm(config, "norm")
     if not config.tied_head:
         heads = (config.prediction_heads, config.vocabulary, width)
-        result.append(Parameter("heads.weight", heads, _STD, padding=padding))
+        result.append(Parameter("heads.weight", heads, _HEAD_STD, padding=padding))
     return tuple(result)
 
 
@@ -110,7 +102,8 @@ def _layer(config: ModelConfig, layer: str) -> Iterator[Parameter]:
 
 def _linear(config: ModelConfig, name: str, outputs: int, inputs: int,
             scale: float = 1.0) -> Iterator[Parameter]:
-    std = scale * _matrix_std(config, inputs)
+    std = config.parts.matrix_std
+    std = scale * (1.0 / math.sqrt(inputs) if std is None else std)
     yield Parameter(f"{name}.weight", (outputs, inputs), std)
     if config.parts.biases:
         yield Parameter(f"{name}.bias", (outputs,))
