@@ -72,7 +72,8 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """All parameters in the order of the forward pass. Matrices are [outputs, inputs]."""
     width, padding = config.width, config.padded_vocabulary - config.vocabulary
     result = [Parameter("embedding.weight", (config.vocabulary, width),
-                        config.parts.embedding_std, padding=padding, looked_up=not config.tied_head)]
+                        config.parts.embedding_std, padding=padding,
+                        looked_up=not config.tied_head)]
     if config.parts.positions == "learned":
         result.append(Parameter("positions.weight", (config.context, width), _POSITION_STD,
                                 looked_up=True))
