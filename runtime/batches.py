@@ -274,16 +274,19 @@ class ValidationSet:
             indices = np.arange(first, min(first + self.batch_size, self.windows.count))
             yield self.windows.micro_batch(indices, rows=self.batch_size)
 
+    def check(self) -> None:
+        """Raise EulerError when the held-out part has no target, since then there is no mean."""
+        if not self.target_counts[0] or not self.bytes:
+            raise EulerError(
+                f"the held-out part has no tokens to score ({len(self.windows.stream)} tokens): "
+                "give more text, or train without validation (--eval-every 0)"
+            )
+
     def metrics(self, loss: float) -> dict[str, float]:
         """The metrics of a mean loss in nats a token: `val_loss` and `val_bits_per_byte`.
 
-        Raises EulerError when the held-out part has no target, since then there is no mean.
+        Raises EulerError where `check` does.
         """
-        targets = int(self.target_counts[0])
-        if not targets or not self.bytes:
-            raise EulerError(
-                f"the held-out part has no tokens to score ({len(self.windows.stream)} tokens): "
-                "give more text"
-            )
-        bits = loss * targets / (log(2) * self.bytes)
+        self.check()
+        bits = loss * int(self.target_counts[0]) / (log(2) * self.bytes)
         return {"val_loss": loss, "val_bits_per_byte": bits}

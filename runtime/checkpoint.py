@@ -57,16 +57,24 @@ class Checkpoint:
 
     def check_shapes(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raise EulerError unless the parameters are those of a model with these shapes."""
-        file = self.path / _MODEL
-        for name, shape in expected.items():
-            if name not in self.tensors:
-                raise EulerError(f"{file} has no tensor {name}, which the model needs")
-            found = self.tensors[name].shape
-            if found != tuple(shape):
-                raise EulerError(f"{file}: {name} has shape {list(found)}, not {list(shape)}")
-        for name in self.tensors:
-            if name not in expected:
-                raise EulerError(f"{file} has a tensor {name}, which the model does not know")
+        _check_shapes(self.path / _MODEL, self.tensors, expected, "model")
+
+    def check_moments(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise EulerError unless the moments are those of an optimizer with these shapes."""
+        _check_shapes(self.path / _OPTIMIZER, self.moments, expected, "optimizer")
+
+
+def _check_shapes(file: Path, tensors: Mapping[str, np.ndarray],
+                  expected: Mapping[str, tuple[int, ...]], user: str) -> None:
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise EulerError(f"{file} has no tensor {name}, which the {user} needs")
+        found = tensors[name].shape
+        if found != tuple(shape):
+            raise EulerError(f"{file}: {name} has shape {list(found)}, not {list(shape)}")
+    for name in tensors:
+        if name not in expected:
+            raise EulerError(f"{file} has a tensor {name}, which the {user} does not know")
 
 
 class CheckpointWriter:

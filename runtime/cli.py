@@ -26,6 +26,8 @@ from typing import NoReturn
 from euler_ir.errors import EulerError
 
 OK, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 2, 130, 141
+#: Of integers without another limit: more than anybody counts here, and exact as a float.
+_LARGEST = 2**31 - 1
 
 Main = Callable[[Sequence[str] | None], int | None]
 
@@ -43,6 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> int:
     """Run a command and turn the way it ends into an exit code (see the module's table)."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may write what a terminal cannot show
     try:
@@ -67,6 +70,14 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> int:
         return _fail(f"{where}{os.strerror(error.errno)}")
 
 
+def _open_closed_streams() -> None:
+    """Give a process that was started with a closed stdout or stderr one that goes nowhere. (Else
+    Python has none, and the next file opened takes its number and all that libraries print.)"""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+
+
 def _fail(message: str) -> int:
     print(f"error: {one_line(message)}", file=sys.stderr)
     return USER_ERROR
@@ -77,7 +88,14 @@ def one_line(message: str) -> str:
     return " ".join(message.split())
 
 
-def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+def path(text: str) -> str:
+    """An argument type: a path. An empty one is an unset variable of a script's, no directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a path, got ''")
+    return text
+
+
+def integer(minimum: int, maximum: int = _LARGEST) -> Callable[[str], int]:
     """An argument type: an integer from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
@@ -85,7 +103,7 @@ def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = None
-        if value is None or value < minimum or (maximum is not None and value > maximum):
+        if value is None or not minimum <= value <= maximum:
             wanted = _range("an integer", minimum, maximum, False, False)
             raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
         return value

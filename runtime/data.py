@@ -62,7 +62,8 @@ def find_files(paths: Sequence[Path | str]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".bin"))
+            inside = sorted(p for p in path.rglob("*")
+                            if p.suffix in (".txt", ".bin") and p.is_file())
             if not inside:
                 raise EulerError(f"data directory {path} holds no .txt or .bin file")
             found += inside

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from backends.backend import create
 from model.tokenizer import StreamDecoder
-from runtime.cli import Parser, integer, run_command
+from runtime.cli import Parser, integer, path, run_command
 from runtime.generation import Generator, load_trained
 from runtime.sampler import Sampler
 
 
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.generate", description=__doc__.splitlines()[0])
-    p.add_argument("--checkpoint", required=True, metavar="DIR",
+    p.add_argument("--checkpoint", type=path, required=True, metavar="DIR",
                    help="a run directory (its newest checkpoint) or a checkpoint")
     p.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with")
     p.add_argument("--max-tokens", type=integer(1), default=200, metavar="N",

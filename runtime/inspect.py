@@ -27,7 +27,7 @@ from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
 from model.parameters import parameter_count, parameters
 from model.transformer import forward_cached, layer_segments
-from runtime.cli import Parser, integer, run_command
+from runtime.cli import Parser, integer, path, run_command
 from runtime.dump import Dump
 from runtime.engine import PRECISIONS, precision
 from runtime.execute import plan_function
@@ -145,7 +145,7 @@ def parser() -> Parser:
                    help="print this stage: a pass, 'schedule' or 'kernels'")
     p.add_argument("--function", metavar="NAME", default="step",
                    help="whose stage: step, evaluate, prefill or decode (step)")
-    p.add_argument("--out", metavar="DIR", help="write every stage of every function")
+    p.add_argument("--out", type=path, metavar="DIR", help="write every stage of every function")
     p.add_argument("--batch-size", type=integer(1), default=8, metavar="B", help="rows (8)")
     p.add_argument("--context", type=integer(1), metavar="T", help="tokens a row (the preset's)")
     p.add_argument("--precision", default="f32", metavar="P",

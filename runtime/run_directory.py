@@ -28,6 +28,16 @@ def new_run_directory(preset: str, root: Path | str = "runs") -> Path:
             raise write_error(error, path) from error
 
 
+def run_directory_of(checkpoint: Path) -> Path:
+    """The run that a checkpoint lies in, whatever directory its path is relative to. Raises
+    EulerError for a checkpoint that was moved out of its run: there is no run to go on with."""
+    checkpoints = checkpoint.resolve().parent
+    if checkpoints.name != "checkpoints":
+        raise EulerError(f"{checkpoint} lies in no run directory: put it into the checkpoints/ of "
+                         "one to go on with it")
+    return checkpoints.parent
+
+
 def claim_run_directory(path: Path | str) -> Path:
     """Create the directory that the user named for a new run. Raises EulerError when it holds a
     run already: a new run there would mix with it, or replace it."""

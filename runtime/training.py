@@ -121,6 +121,8 @@ class Run:
         self.validation = ValidationSet(
             self.data.held_out, batch_size=settings.batch_size, context=settings.context,
             byte_lengths=byte_lengths(self.data.tokenizer))
+        if settings.eval_every:
+            self.validation.check()
         self.model = Model(self.config, precision(settings.precision))
         self.trainer = Trainer(self.model, settings.optimizer, backend, settings.batch_size,
                                settings.context, settings.accumulate, dump=dump,
@@ -134,8 +136,10 @@ class Run:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.check_shapes({p.name: p.shape for p in self.model.parameters})
+        moments = self.trainer.stored_moments
+        checkpoint.check_moments({name: moment.shape for name, moment in moments.items()})
         self.model.load(checkpoint.tensors)
-        for name, moment in self.trainer.stored_moments.items():
+        for name, moment in moments.items():
             moment[...] = checkpoint.moments[name]
         self.trainer.t[...] = checkpoint.state["t"]
         self.batches.restore(checkpoint.state["data"])
@@ -145,17 +149,21 @@ class Run:
         """Train to the last step, or until asked to stop; whether the last step was reached.
         Everything is written to the run directory."""
         settings, progress = self.settings, self.progress
-        write_atomic(directory / CONFIG_NAME, self._config_json())
         with (StopRequest() as stop, CheckpointWriter(directory, step=progress.step) as writer,
               MetricsWriter(directory, step=progress.step) as metrics,
               self._progress_bar() as bar):
+            # Only now that the directory is this run's alone.
+            write_atomic(directory / CONFIG_NAME, self._config_json())
             gc.freeze()  # what is alive now stays; collections need not look at it again
             while progress.step < settings.steps and not stop.requested:
                 self._step(metrics, bar)
                 last = progress.step == settings.steps
                 if settings.eval_every and (progress.step % settings.eval_every == 0 or last):
                     self._validate(metrics, bar)
-                if progress.step % settings.checkpoint_every == 0 and not last:
+                # While updates are left out the weights may be broken, and what is saved pushes
+                # out the checkpoints from before.
+                due = progress.step % settings.checkpoint_every == 0 and not last
+                if due and not progress.skipped_in_a_row:
                     self._save(writer)
             self._save(writer, final=True)
         plot_losses(directory)

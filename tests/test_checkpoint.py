@@ -133,6 +133,10 @@ def test_a_checkpoint_of_another_shape_is_refused(run, expected, message):
     with pytest.raises(EulerError, match=message) as caught:
         loaded.check_shapes(expected)
     assert "model.safetensors" in str(caught.value)
+    moments = {name: array.shape for name, array in loaded.moments.items()}
+    loaded.check_moments(moments)
+    with pytest.raises(EulerError, match="optimizer.safetensors has no tensor m.lost"):
+        loaded.check_moments({**moments, "m.lost": (3,)})
 
 
 # Damage

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from euler_ir.errors import EulerError
-from runtime.cli import Parser, integer, number, run_command
+from runtime.cli import Parser, integer, number, path, run_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,6 +56,8 @@ def parser():
     result.add_argument("--top-p", type=number(0, 1, above=True))
     result.add_argument("--dropout", type=number(0, 1, below=True))
     result.add_argument("--backend", choices=["auto", "llvm"])
+    result.add_argument("--seed", type=integer(0))
+    result.add_argument("--out", type=path)
     return result
 
 
@@ -80,6 +83,8 @@ def test_values_in_range_parse(flag, text, value):
         (["--steps", "101"], "got '101'"),
         (["--steps", "1.5"], "got '1.5'"),
         (["--steps", "many"], "got 'many'"),
+        (["--seed", "1" + "0" * 400], "--seed: must be an integer at least 0 and at most"),
+        (["--out", ""], "--out: must be a path, got ''"),
         (["--lr", "0"], "--lr: must be a number above 0, got '0'"),
         (["--lr", "nan"], "got 'nan'"),
         (["--lr", "inf"], "got 'inf'"),
@@ -125,6 +130,14 @@ def test_a_reader_that_goes_away_is_no_fault():
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 141
+
+
+def test_closed_standard_streams_are_no_fault(tmp_path):
+    body = ("def main(argv):\n  print('out'); print('err', file=sys.stderr, flush=True)\n"
+            f"  open({str(tmp_path / 'file')!r}, 'w').write('mine')")
+    process = run_script(body, preexec_fn=lambda: os.closerange(1, 3))
+    assert process.communicate() == ("", "") and process.returncode == 0
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_ctrl_c_ends_in_one_line():

@@ -76,6 +76,7 @@ def test_directories_are_walked_in_order_and_text_is_kept_byte_for_byte(tmp_path
     (tmp_path / "given.md").write_bytes(b"three")
     texts = load_text([tmp_path, tmp_path / "given.md"])
     assert [text.text.encode() for text in texts] == [b"one\r", b"\xef\xbb\xbftwo\r\n", b"three"]
+    (tmp_path / "directory.txt").mkdir()
     assert len(find_files([tmp_path])) == 2
 
 
@@ -415,6 +416,8 @@ def test_validation_without_a_target_says_so(lengths):
         byte_lengths=np.ones(9, int),
     )
     assert all((batch.targets == -1).all() for batch in validation.batches())
+    with pytest.raises(EulerError, match="no tokens to score"):
+        validation.check()
     with pytest.raises(EulerError, match="no tokens to score"):
         validation.metrics(0.0)
 

@@ -7,19 +7,24 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from backends.backend import create
+from euler_ir.errors import EulerError
 from runtime import train
-from runtime.checkpoint import load_checkpoint
+from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
 from runtime.metrics import read_metrics
+from runtime.training import Run, read_settings
 
 ROOT = Path(__file__).parent.parent
 TEXT = ("Now is the winter of our discontent made glorious summer by this sun of York; and all the "
@@ -153,6 +158,44 @@ def test_a_finished_run_can_be_made_longer(text, tmp_path):
     assert [step for step, _ in losses(directory)] == list(range(1, 45))
 
 
+@pytest.mark.parametrize("place, name", [
+    ("run/checkpoints", "step-000008"), ("run/checkpoints/step-000008", "."), ("", "link")])
+def test_a_checkpoint_leads_to_its_run_wherever_one_stands(text, tmp_path, monkeypatch, place,
+                                                           name):
+    directory = tmp_path / "run"
+    assert run_command(train.main, flags(text, directory, "--steps", "8")) == 0
+    (tmp_path / "link").symlink_to(directory / "checkpoints" / "step-000008")
+    monkeypatch.chdir(tmp_path / place)
+    assert run_command(train.main, ["--resume", name, "--steps", "9"]) == 0
+    assert {path.name for path in directory.iterdir()} == {
+        "config.json", "metrics.jsonl", "loss.png", "checkpoints"}
+    assert load_checkpoint(directory).step == 9
+
+
+def test_a_checkpoint_outside_a_run_cannot_be_gone_on_with(capsys, straight, tmp_path):
+    shutil.copytree(load_checkpoint(straight).path, tmp_path / "step-000040")
+    assert "lies in no run directory" in refuse(capsys, "--resume", str(tmp_path / "step-000040"))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000040"]
+
+
+def test_a_second_run_in_a_directory_changes_nothing_there(text, straight):
+    config = (straight / "config.json").read_bytes()
+    settings = read_settings(straight)
+    with CheckpointWriter(straight, step=40):  # the first run
+        with pytest.raises(EulerError, match="another process is training"):
+            Run(replace(settings, seed=5), create("llvm")).train(straight)
+    assert (straight / "config.json").read_bytes() == config
+
+
+def test_a_run_that_diverges_does_not_save_over_what_was_good(capsys, text, tmp_path):
+    """One step of this size leaves weights that are not finite; no later update is applied."""
+    message = refuse(capsys, *flags(text, tmp_path / "run", "--lr", "1e38", "--warmup", "0",
+                                    "--checkpoint-every", "1"))
+    assert "20 updates in a row had no finite gradient" in message
+    saved = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert saved == ["step-000001"]
+
+
 def refuse(capsys, *arguments: str) -> str:
     """The one line that a command with wrong input ends in."""
     try:
@@ -179,6 +222,9 @@ def refuse(capsys, *arguments: str) -> str:
     (["--tokenizer", "no-such-file.json"], "no-such-file.json"),
     (["--resume", "no-such-run"], "no-such-run"),
     (["--cpu-features", "+warp-drive"], "warp-drive"),
+    (["--steps", "9" * 400], "--steps: must be an integer at least 1 and at most 2147483647"),
+    (["--resume", ""], "--resume: must be a path"),
+    (["--data", ""], "--data: must be a path"),
 ])
 def test_wrong_flags_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
@@ -198,6 +244,23 @@ def test_data_that_cannot_be_used_ends_in_one_line(capsys, tmp_path, content, me
     assert not (tmp_path / "run").exists()
 
 
+def test_text_too_short_to_validate_is_refused_at_once(capsys, tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("a!b!c!d!e!f!g!h")  # pieces of one byte: 15 tokens, one held out
+    arguments = ["--data", str(path), "--out", str(tmp_path / "run"), "--context", "4",
+                 "--batch-size", "1", "--steps", "2"]
+    assert "the held-out part has no tokens to score" in refuse(capsys, *arguments)
+    assert not (tmp_path / "run").exists()
+    path.write_text("a!b!c!d!")  # none of it held out
+    assert run_command(train.main, [*arguments, "--eval-every", "0"]) == 0
+
+
+@pytest.mark.parametrize("flag", ["--data", "--tokenizer"])
+def test_a_link_to_itself_ends_in_one_line(capsys, tmp_path, flag):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "loop" in refuse(capsys, flag, str(tmp_path / "loop"))
+
+
 def test_out_must_not_hold_a_run(capsys, straight, text):
     assert "holds a run already" in refuse(capsys, "--data", str(text), "--out", str(straight))
 
@@ -207,6 +270,7 @@ def test_out_must_not_hold_a_run(capsys, straight, text):
     (["--preset", "nano-10m"], "--preset nano-10m does not fit"),
     (["--seed", "5"], "--seed 5 does not fit"),
     (["--out", "elsewhere"], "--out names a new run's directory"),
+    (["--steps", "39"], "--steps 39: the run has done 40 steps already"),
 ])
 def test_resume_refuses_what_would_make_another_run(capsys, straight, arguments, message):
     assert message in refuse(capsys, "--resume", str(straight), *arguments)
