@@ -295,3 +295,14 @@ def test_a_full_disk_ends_in_one_line_and_keeps_the_last_checkpoint(text, tmp_pa
     assert re.search(r"error: .*checkpoints", result.stderr)
     assert load_checkpoint(directory) is None
     assert not list((directory / "checkpoints").glob("*/*"))
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.35])
+def test_an_interrupt_during_the_imports_ends_in_one_line(tmp_path, delay):
+    process = start(["--out", str(tmp_path / "run")])
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted\n"
+    assert not (tmp_path / "run").exists()
