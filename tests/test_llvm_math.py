@@ -26,13 +26,12 @@ NUMPY = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": np.vectorize(math
 
 class Unary(Pointwise):
     """A function of the scalar language by its name."""
+    name = "test_unary"
     function: str
 
     def scalar(self, x):
         return scalar.unary(self.function, x)
 
-
-Unary.name = "unary"  # set afterwards, so that it stays out of the registry
 
 @pytest.fixture(scope="module")
 def without_fma():
@@ -82,12 +81,10 @@ def test_ends_of_the_range(name):
 
 class FlushedExp(Pointwise):
     """The exponential that softmax weights are made with."""
+    name = "test_flushed_exp"
 
     def scalar(self, x):
         return vector_math.flushed_exp(x)
-
-
-FlushedExp.name = "flushed_exp"
 
 
 def test_flushed_exp_is_exp_where_it_is_not_flushed():
