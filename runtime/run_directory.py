@@ -49,7 +49,8 @@ def claim_run_directory(path: Path | str) -> Path:
     except OSError as error:
         raise write_error(error, path) from error
     for name in _CONTENTS:
-        if (path / name).exists():
+        # An empty checkpoints/ is all that a run leaves that was killed as it began.
+        if (path / name).is_file() or any((path / name).glob("[!.]*")):
             raise EulerError(
                 f"{path} holds a run already ({name}): resume that one, or name another directory"
             )

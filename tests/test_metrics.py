@@ -95,6 +95,14 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
         claim_run_directory(path)
 
 
+def test_what_a_run_leaves_that_was_killed_as_it_began_is_no_run(tmp_path):
+    (tmp_path / "checkpoints" / ".writing").mkdir(parents=True)
+    assert claim_run_directory(tmp_path) == tmp_path
+    (tmp_path / "checkpoints" / "step-000010").mkdir()
+    with pytest.raises(EulerError, match="holds a run already"):
+        claim_run_directory(tmp_path)
+
+
 def test_a_file_is_no_place_for_runs(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(EulerError, match="file"):
