@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from tests.hugging_face import (
 )
 from tests.test_convert import NANO, trained_run
 
-gguf = pytest.importorskip("gguf")
 PADDED = 320
 
 
