@@ -8,9 +8,9 @@ as null, because JSON has no other word for it.
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -142,14 +142,9 @@ def plot_losses(run_dir: Path | str) -> Path | None:
 
 
 def _save(figure, path: Path) -> Path:
-    beside = path.with_name(f".{path.stem}.{os.getpid()}.png")
-    try:
-        figure.savefig(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        raise write_error(error, path) from error
-    finally:
-        beside.unlink(missing_ok=True)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomic(path, picture.getvalue())
     return path
 
 
