@@ -8,7 +8,7 @@ are the same to the bit; the price is one more forward pass of the layer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from euler_ir.graph import Function, Node, Value
 from euler_ir.passes.rewriter import Rewriter
@@ -42,26 +42,20 @@ def _copies(function: Function, segments: Collection[str]) -> dict[Node, list[No
     for segment in segments:
         own = [node for node in function.nodes if node.segment == segment]
         inside = set(own)
-        lost, readers = set(), []
+        kept, lost, readers = set(), set(), []
         for node in own:
             for value in node.outputs:
                 outside = [user for user in consumers[value] if user not in inside]
-                later = [user for user in outside if user.segment.endswith(_BACKWARD)]
-                # What the rest of the forward pass reads (the layer's result) is kept anyway.
-                if later and len(later) == len(outside) and value not in outputs:
+                if value in outputs or any(not user.segment.endswith(_BACKWARD)
+                                           for user in outside):
+                    kept.add(value)  # the rest of the forward pass reads it: it lives on anyway
+                elif outside:
                     lost.add(value)
-                    readers += later
+                    readers += outside
         if lost:
             first = min(readers, key=position.__getitem__)
-            kept = _read_outside(own, inside, consumers, outputs) - lost
             result.setdefault(first, []).extend(_needed(own, lost, kept))
     return result
-
-
-def _read_outside(own: Iterable[Node], inside: set[Node], consumers, outputs) -> set[Value]:
-    """Values of the segment that others read: they live on, and need no copy."""
-    return {value for node in own for value in node.outputs
-            if value in outputs or any(user not in inside for user in consumers[value])}
 
 
 def _needed(own: list[Node], lost: set[Value], kept: set[Value]) -> list[Node]:
