@@ -2,11 +2,15 @@
 
 Written from the published definitions of the two models and sharing no code with ours: names,
 layouts and arithmetic are spelled out once more.
+
+`rounded` is applied to what a matrix is multiplied with and `gelu_rounded` to GELU's operand and
+result, for comparisons with software that computes these in fewer bits; the rest is f64.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ import safetensors.numpy
 from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
 
 VOCABULARY = 300
+
+Rounding = Callable[[np.ndarray], np.ndarray]
 
 GPT2_CONFIG: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 24, "n_head": 3,
@@ -96,7 +102,12 @@ def write_model(folder: Path, config: dict, tensors: dict[str, np.ndarray],
     return folder
 
 
-def gpt2_logits(config: dict, tensors: dict[str, np.ndarray], tokens) -> np.ndarray:
+def unchanged(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def gpt2_logits(config: dict, tensors: dict[str, np.ndarray], tokens,
+                rounded: Rounding = unchanged, gelu_rounded: Rounding = unchanged) -> np.ndarray:
     """[T, V] in f64; a tied head. Tensors without prefix."""
     w = {name: array.astype(np.float64) for name, array in tensors.items()}
     heads, eps = config["n_head"], config["layer_norm_epsilon"]
@@ -107,7 +118,7 @@ def gpt2_logits(config: dict, tensors: dict[str, np.ndarray], tokens) -> np.ndar
         return centred / scale * w[f"{name}.weight"] + w[f"{name}.bias"]
 
     def linear(x, name):
-        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+        return rounded(x) @ w[f"{name}.weight"] + w[f"{name}.bias"]
 
     x = w["wte.weight"][tokens] + w["wpe.weight"][:len(tokens)]
     for i in range(config["n_layer"]):
@@ -115,13 +126,14 @@ def gpt2_logits(config: dict, tensors: dict[str, np.ndarray], tokens) -> np.ndar
         split = [np.split(part, heads, axis=-1) for part in (q, k, v)]
         mixed = [causal_attention(*parts) for parts in zip(*split, strict=True)]
         x = x + linear(np.concatenate(mixed, axis=-1), f"h.{i}.attn.c_proj")
-        inner = linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
+        inner = gelu_rounded(linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc"))
         inner = 0.5 * inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
-        x = x + linear(inner, f"h.{i}.mlp.c_proj")
-    return norm(x, "ln_f") @ w["wte.weight"].T
+        x = x + linear(gelu_rounded(inner), f"h.{i}.mlp.c_proj")
+    return rounded(norm(x, "ln_f")) @ w["wte.weight"].T
 
 
-def llama_logits(config: dict, tensors: dict[str, np.ndarray], tokens) -> np.ndarray:
+def llama_logits(config: dict, tensors: dict[str, np.ndarray], tokens,
+                 rounded: Rounding = unchanged) -> np.ndarray:
     """[T, V] in f64."""
     w = {name: array.astype(np.float64) for name, array in tensors.items()}
     heads, groups, head = (config[name] for name in ("num_attention_heads",
@@ -130,6 +142,9 @@ def llama_logits(config: dict, tensors: dict[str, np.ndarray], tokens) -> np.nda
     def norm(x, name):
         scale = np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
         return x / scale * w[f"{name}.weight"]
+
+    def linear(x, name):
+        return rounded(x) @ w[name].T
 
     def rotated(x):
         """x cos + rotate_half(x) sin, the angles of the two halves the same."""
@@ -142,16 +157,17 @@ def llama_logits(config: dict, tensors: dict[str, np.ndarray], tokens) -> np.nda
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         normed = norm(x, f"{layer}.input_layernorm")
-        q, k, v = (np.split(normed @ w[f"{layer}.self_attn.{name}_proj.weight"].T, count, axis=-1)
+        q, k, v = (np.split(linear(normed, f"{layer}.self_attn.{name}_proj.weight"), count, axis=-1)
                    for name, count in (("q", heads), ("k", groups), ("v", groups)))
         mixed = [causal_attention(rotated(q[h]), rotated(k[h * groups // heads]),
                                   v[h * groups // heads]) for h in range(heads)]
-        x = x + np.concatenate(mixed, axis=-1) @ w[f"{layer}.self_attn.o_proj.weight"].T
+        x = x + linear(np.concatenate(mixed, axis=-1), f"{layer}.self_attn.o_proj.weight")
         normed = norm(x, f"{layer}.post_attention_layernorm")
-        gate = normed @ w[f"{layer}.mlp.gate_proj.weight"].T
-        up = normed @ w[f"{layer}.mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{layer}.mlp.down_proj.weight"].T
-    return norm(x, "model.norm") @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+        gate = linear(normed, f"{layer}.mlp.gate_proj.weight")
+        up = linear(normed, f"{layer}.mlp.up_proj.weight")
+        x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{layer}.mlp.down_proj.weight")
+    head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
+    return linear(norm(x, "model.norm"), head)
 
 
 def causal_attention(q, k, v) -> np.ndarray:
