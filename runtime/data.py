@@ -1,7 +1,9 @@
 """Text files and token shards become a stream of tokens.
 
 - **Documents.** A file is one document, a shard too (its own end-of-text tokens separate what is
-  inside). Attention stays inside a document, and a document's last token has no target.
+  inside). Attention stays inside a document, and a document's last token has no target. Where the
+  tokenizer has special tokens around a whole text, as Llama 3's, each text file is encoded with
+  them, so that training sees texts as generation begins them; a shard is taken as it is.
 - **Held-out part.** The last tenth of the tokens; or, where the data has shards named `*_val_*`
   as FineWeb's are, those shards and nothing else.
 """
@@ -30,7 +32,7 @@ class Tokenizer(Protocol):
 
     vocabulary_size: int
 
-    def encode(self, text: str) -> Sequence[int]: ...
+    def encode_document(self, text: str) -> Sequence[int]: ...
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes: ...
 
@@ -115,7 +117,7 @@ def load_stream(paths: Sequence[Path | str], tokenizer: Tokenizer) -> TokenStrea
 
 def encode(text: Text, tokenizer: Tokenizer) -> Document:
     """One text document as tokens."""
-    return Document(text.name, np.asarray(tokenizer.encode(text.text), np.int32))
+    return Document(text.name, np.asarray(tokenizer.encode_document(text.text), np.int32))
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:

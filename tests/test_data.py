@@ -23,7 +23,7 @@ from runtime.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
 class ByteTokenizer:
     vocabulary_size = 256
 
-    def encode(self, text):
+    def encode_document(self, text):
         return list(text.encode())
 
     def decode_bytes(self, ids):
@@ -379,7 +379,7 @@ def test_validation_does_not_depend_on_the_batch_size():
 
 def test_bits_per_byte_counts_the_bytes_of_the_targets():
     tokenizer = ByteTokenizer()
-    data = TokenStream([Document("x", np.array(tokenizer.encode("hellö wörld")))], 256)
+    data = TokenStream([Document("x", np.array(tokenizer.encode_document("hellö wörld")))], 256)
     validation = ValidationSet(data, batch_size=1, context=4, byte_lengths=byte_lengths(tokenizer))
     assert validation.bytes == len("hellö wörld".encode()) - 1
     assert validation.metrics(log(256)) == pytest.approx(

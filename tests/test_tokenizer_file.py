@@ -114,7 +114,7 @@ UNSUPPORTED = [
     (put("pre_tokenizer", "use_regex", False), "use_regex = False is not supported"),
     (put("decoder", {"type": "WordPiece"}), "decoder 'WordPiece' is not supported"),
     (put("decoder", None), "decoder None is not supported"),
-    (put("post_processor", {"type": "TemplateProcessing"}), "'TemplateProcessing' is not supp"),
+    (put("post_processor", {"type": "BertProcessing"}), "post_processor 'BertProcessing' is not"),
     (put("truncation", {"max_length": 5}), "truncation .* is not supported"),
     (put("padding", {"strategy": "BatchLongest"}), "padding .* is not supported"),
     (put("model", "dropout", 0.1), "dropout = 0.1 is not supported"),

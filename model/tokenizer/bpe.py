@@ -32,7 +32,7 @@ class Tokenizer:
         self._pieces = _PieceCache(vocabulary)
 
     def encode(self, text: str, allowed_special: Collection[str] = ()) -> list[int]:
-        """The ids of `text`.
+        """The ids of `text` itself, which may be a part of a text.
 
         A special token comes out only if `allowed_special` names it; otherwise its text is
         ordinary text, so what a user types cannot forge one. Lone surrogates become U+FFFD.
@@ -56,6 +56,16 @@ class Tokenizer:
             else:
                 self._encode_ordinary(part, ids)
         return ids
+
+    def encode_document(self, text: str) -> list[int]:
+        """The ids of a whole text, between those that the vocabulary has every text begin and end
+        with (`Vocabulary.prefix` and `suffix`, which most tokenizers leave empty)."""
+        return [*self.encode_prompt(text), *self.vocabulary.suffix]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text's beginning, which is to be gone on with: `encode_document`'s without
+        the suffix."""
+        return [*self.vocabulary.prefix, *self.encode(text)]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of all tokens joined, exact even where they are no valid UTF-8.

@@ -1,7 +1,7 @@
 """Reads and writes `tokenizer.json`, the file format of the Hugging Face `tokenizers` library.
 
 Of everything that format can hold, a byte-level BPE with the pre-tokenization of GPT-2 or Llama 3
-is understood.
+is understood, with or without special tokens around a text (post_processor.py).
 Anything else that would change an id is refused by name: guessing would give wrong ids silently.
 
 The format spells each byte as a printable character: bytes that print in Latin-1 stand for
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from euler_ir.errors import EulerError
+from model.tokenizer import post_processor
 from model.tokenizer.pretokenizer import GPT2, LLAMA3, LLAMA3_REGEX
 from model.tokenizer.vocabulary import Vocabulary
 
@@ -81,7 +82,11 @@ def write(vocabulary: Vocabulary) -> str:
         ],
         "normalizer": None,
         "pre_tokenizer": _PRE_TOKENIZERS[vocabulary.pattern],
-        "post_processor": None,
+        "post_processor": post_processor.write(
+            vocabulary.prefix,
+            vocabulary.suffix,
+            {number: text for text, number in added.items()},
+        ),
         "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
@@ -131,6 +136,7 @@ def read(text: str) -> Vocabulary:
         if number in tokens:
             raise EulerError(f"two tokens have the id {number}, the second is {token!r}")
         tokens[number] = _bytes_of(token)
+    prefix, suffix = post_processor.read(document.get("post_processor"), added)
     return Vocabulary(
         tokens,
         [(_id_of(left, spelled_ids), _id_of(right, spelled_ids)) for left, right in merges],
@@ -138,6 +144,8 @@ def read(text: str) -> Vocabulary:
         added_tokens,
         bool(model.get("ignore_merges")),
         pattern,
+        prefix,
+        suffix,
     )
 
 
@@ -164,13 +172,10 @@ def _refuse_unsupported(document: Mapping[str, Any]) -> str:
             kind = value.get("type", value) if isinstance(value, dict) else value
             raise EulerError(f"{part} {kind!r} is not supported; it must be null")
     pattern = _pattern(document.get("pre_tokenizer"))
-    for part in ("decoder", "post_processor"):
-        value = document.get(part)
-        if value is None and part == "post_processor":
-            continue
-        kind = value.get("type") if isinstance(value, dict) else value
-        if kind != "ByteLevel":
-            raise EulerError(f"{part} {kind!r} is not supported; it must be 'ByteLevel'")
+    decoder = document.get("decoder")
+    kind = decoder.get("type") if isinstance(decoder, dict) else decoder
+    if kind != "ByteLevel":
+        raise EulerError(f"decoder {kind!r} is not supported; it must be 'ByteLevel'")
     # GPT-2's own file does not name the model's type.
     kind = _field(document, "model", dict).get("type", "BPE")
     if kind != "BPE":

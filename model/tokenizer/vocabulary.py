@@ -24,6 +24,8 @@ class Vocabulary:
         added_tokens: user-defined words, matched whole in every text before anything else.
         ignore_merges: a piece that is itself a token is taken whole, reachable by merges or not.
         pattern: the pre-tokenizer's, one of those in pretokenizer.py.
+        prefix: ids that a whole text begins with, each of a special or added token.
+        suffix: ids that a whole text ends with, likewise.
 
     Raises:
         EulerError: where the parts contradict each other.
@@ -35,6 +37,8 @@ class Vocabulary:
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     ignore_merges: bool = False
     pattern: str = GPT2
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
 
     @classmethod
     def from_merges(
@@ -51,7 +55,12 @@ class Vocabulary:
     def __post_init__(self) -> None:
         self._check_tokens()
         self._check_merges()
-        self._check_added(self.special_tokens | self.added_tokens)
+        added = self.special_tokens | self.added_tokens
+        self._check_added(added)
+        for number in (*self.prefix, *self.suffix):
+            if number not in added.values():
+                raise EulerError(f"texts begin or end with id {number}, which is neither a special "
+                                 "nor an added token's")
 
     @cached_property
     def size(self) -> int:
