@@ -50,12 +50,22 @@ class Backend(Protocol):
 BACKENDS = ("llvm", "cuda", "reference")
 
 
-def create(name: str, **options) -> Backend:
-    """The backend of this name ('auto' takes the fastest there is), with its own options."""
+def create(name: str, threads: int | None = None, cpu_features: str | None = None,
+           timed: bool = False) -> Backend:
+    """The backend of this name; 'auto' takes the fastest there is.
+
+    `threads` and `timed` are hints: they decide how soon the results come and whether programs tell
+    their times, never what the results are. A backend that has no team of threads, or takes no
+    times, lets them pass. `cpu_features` decides what is compiled for this machine's CPU. Raises
+    EulerError where that is asked of a backend that compiles nothing for it, and for an unknown
+    name."""
     if name in ("auto", "llvm"):
         from backends.llvm.backend import LLVMBackend
-        return LLVMBackend(**options)
+        return LLVMBackend(threads, cpu_features, timed)
     if name == "reference":
+        if cpu_features is not None:
+            raise EulerError("--cpu-features: backend 'reference' compiles nothing; leave it out, "
+                             "or use 'llvm'")
         from backends.reference.backend import ReferenceBackend
         return ReferenceBackend()
     if name == "cuda":

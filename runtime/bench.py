@@ -14,15 +14,21 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from backends.backend import Backend, create
+from backends.backend import Backend
 from euler_ir.types import DType
-from model.config import PRESETS, preset
 from model.parameters import parameter_count
+from runtime.arguments import (
+    add_backend,
+    add_precision,
+    add_preset,
+    add_rows,
+    backend_of,
+    model_of,
+)
 from runtime.cli import Parser, integer, run_command
 from runtime.clock import seconds_since_start
-from runtime.engine import PRECISIONS, precision
+from runtime.engine import precision
 from runtime.roofline import Row, kernel_rows, measure_limits, merged, table
 from runtime.workloads import MODES, Case, planned_bytes
 
@@ -74,27 +80,21 @@ def report(result: dict, rows: Sequence[Row], cases: Sequence[Case], backend: Ba
 
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.bench", description=__doc__.splitlines()[0])
-    p.add_argument("--preset", metavar="NAME", default="nano-1m",
-                   help=f"one of {', '.join(PRESETS)} (nano-1m)")
-    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
-    p.add_argument("--batch-size", type=integer(1), default=8, metavar="B", help="rows (8)")
-    p.add_argument("--context", type=integer(1), metavar="T", help="tokens a row (the preset's)")
-    p.add_argument("--precision", default="f32", metavar="P",
-                   help=f"{' or '.join(PRECISIONS)} (f32)")
+    add_preset(p)
+    add_backend(p)
+    add_rows(p, batch_size=8)
+    add_precision(p)
     p.add_argument("--mode", choices=list(MODES), default="train", help="what to run (train)")
     p.add_argument("--steps", type=integer(1), default=20, metavar="N",
                    help="runs to take the median of (20)")
-    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all)")
     p.add_argument("--json", action="store_true", help="the JSON object only")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    config, dtype = preset(arguments.preset), precision(arguments.precision)
-    context = arguments.context or config.context
-    config = replace(config, context=max(context, config.context))  # tables for longer rows
-    backend = create(arguments.backend, threads=arguments.threads, timed=not arguments.json)
+    (config, context), dtype = model_of(arguments), precision(arguments.precision)
+    backend = backend_of(arguments, timed=not arguments.json)
     cases = MODES[arguments.mode](config, backend, arguments.batch_size, context, dtype)
     cases[0].run()
     first_step = seconds_since_start()

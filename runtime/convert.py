@@ -26,8 +26,9 @@ from pathlib import Path
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.parameters import parameter_count, parameters
+from runtime.arguments import CHECKPOINT
 from runtime.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
-from runtime.cli import Parser, run_command
+from runtime.cli import Parser, path, run_command
 from runtime.gguf_export import write_gguf
 from runtime.hugging_face import read_folder
 from runtime.hugging_face_export import write_folder
@@ -39,14 +40,14 @@ _DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.convert", description=__doc__.splitlines()[0])
     given = p.add_mutually_exclusive_group(required=True)
-    given.add_argument("--from", dest="folder", metavar="FOLDER",
+    given.add_argument("--from", dest="folder", type=path, metavar="FOLDER",
                        help="a Hugging Face model folder to import; --out says where to")
-    given.add_argument("--checkpoint", metavar="DIR", help="a run directory (its newest "
-                       "checkpoint) or a checkpoint to export; --to says where to")
-    p.add_argument("--out", metavar="DIR", help="the new run directory")
-    p.add_argument("--tokenizer", metavar="FILE",
+    given.add_argument("--checkpoint", type=path, metavar="DIR",
+                       help=f"{CHECKPOINT} to export; --to says where to")
+    p.add_argument("--out", type=path, metavar="DIR", help="the new run directory")
+    p.add_argument("--tokenizer", type=path, metavar="FILE",
                    help="the imported model's tokenizer.json (the one in its folder)")
-    p.add_argument("--to", metavar="PATH", help="the new folder, or file")
+    p.add_argument("--to", type=path, metavar="PATH", help="the new folder, or file")
     p.add_argument("--format", choices=("hf", "gguf"), help="of the export (hf)")
     p.add_argument("--first-head-only", action="store_true", default=None,
                    help="with gguf: leave the further prediction heads out")
@@ -90,8 +91,8 @@ def import_folder(folder: Path | str, out: Path | str, tokenizer: Path | str | N
     state = {"step": 0, "model": config.to_dict(), "source": model.source,
              "settings": {"precision": precision, "context": config.context}}
     with CheckpointWriter(claim_run_directory(out)) as writer:
-        path = writer.save(model.tensors, {}, state, model.tokenizer_json, final=True)
-    print(f"{model.source['architecture']}: {parameter_count(config):,} parameters -> {path}")
+        saved = writer.save(model.tensors, {}, state, model.tokenizer_json, final=True)
+    print(f"{model.source['architecture']}: {parameter_count(config):,} parameters -> {saved}")
 
 
 def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None = None) -> None:
@@ -114,10 +115,10 @@ def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
     print(f"{checkpoint.path}: {dtype} -> {to}")
 
 
-def _load(path: Path | str) -> tuple[Checkpoint, ModelConfig]:
-    checkpoint = load_checkpoint(path, with_moments=False)
+def _load(checkpoint_path: Path | str) -> tuple[Checkpoint, ModelConfig]:
+    checkpoint = load_checkpoint(checkpoint_path, with_moments=False)
     if checkpoint is None:
-        raise EulerError(f"{path} has no checkpoint yet")
+        raise EulerError(f"{checkpoint_path} has no checkpoint yet")
     for note in checkpoint.notes:
         print(note, file=sys.stderr)
     config = ModelConfig.from_dict(checkpoint.state["model"])

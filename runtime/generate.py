@@ -12,17 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from backends.backend import create
 from model.tokenizer import StreamDecoder
-from runtime.cli import Parser, integer, path, run_command
+from runtime.arguments import add_backend, add_checkpoint, add_seed, backend_of
+from runtime.cli import Parser, integer, run_command
 from runtime.generation import Generator, load_trained
 from runtime.sampler import Sampler
 
 
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.generate", description=__doc__.splitlines()[0])
-    p.add_argument("--checkpoint", type=path, required=True, metavar="DIR",
-                   help="a run directory (its newest checkpoint) or a checkpoint")
+    add_checkpoint(p)
     p.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with")
     p.add_argument("--max-tokens", type=integer(1), default=200, metavar="N",
                    help="the most tokens to add (200)")
@@ -32,9 +31,8 @@ def parser() -> Parser:
                    help="choose among the N likeliest tokens only; 0: all (50)")
     p.add_argument("--top-p", type=float, default=1.0, metavar="X",
                    help="choose among the fewest tokens that have this share of the odds (1)")
-    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the choices (0)")
-    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
-    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all)")
+    add_seed(p, "the choices")
+    add_backend(p)
     return p
 
 
@@ -42,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     settings = (arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
     Sampler(*settings)  # refuses bad settings before anything is read
-    backend = create(arguments.backend, threads=arguments.threads)
+    backend = backend_of(arguments)
     trained = load_trained(arguments.checkpoint)
     for note in trained.notes:
         print(note, file=sys.stderr)

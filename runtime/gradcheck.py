@@ -28,14 +28,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.backend import Backend, create
+from backends.backend import Backend
 from euler_ir.autodiff import value_and_grad
 from euler_ir.types import F64
-from model.config import PRESETS, ModelConfig, preset, shrink
+from model.config import ModelConfig, preset, shrink
 from model.objective import loss_function
 from model.parameters import parameter_count
+from runtime.arguments import add_backend, add_preset, add_seed, backend_of
 from runtime.batches import inverse_counts
-from runtime.cli import Parser, integer, run_command
+from runtime.cli import Parser, run_command
 from runtime.engine import Model, unpadded
 from runtime.execute import compile_function
 
@@ -152,15 +153,11 @@ def awkward_batch(config: ModelConfig, time: int, seed: int) -> dict[str, np.nda
 
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.gradcheck", description=__doc__.splitlines()[0])
-    p.add_argument("--preset", metavar="NAME", default="nano-1m",
-                   help=f"one of {', '.join(PRESETS)} (nano-1m)")
-    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
+    add_preset(p)
+    add_backend(p, threads="1; with --full all")
     p.add_argument("--full", action="store_true",
                    help=f"the real size, {SAMPLES} elements a tensor")
-    p.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, metavar="S",
-                   help="of weights and batch (0)")
-    p.add_argument("--threads", type=integer(1, 1024), metavar="N",
-                   help="CPU threads (1; with --full all)")
+    add_seed(p, "weights and batch")
     return p
 
 
@@ -171,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = shrink(config)
     # Kernels this small are done before a second thread has heard of them.
     threads = arguments.threads or (None if arguments.full else 1)
-    backend = create(arguments.backend, threads=threads)
+    backend = backend_of(arguments, threads=threads)
     print(f"{arguments.preset}{'' if arguments.full else ' shrunk'}: "
           f"{parameter_count(config):,} parameters, f64, backend {backend.name}")
     findings = []

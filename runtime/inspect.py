@@ -13,23 +13,33 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from backends.backend import Backend, create
+from backends.backend import Backend
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function
 from euler_ir.passes.pipeline import optimize
 from euler_ir.plan import Plan
 from euler_ir.text import print_function
 from euler_ir.types import DType
-from model.config import PRESETS, ModelConfig, preset
+from model.config import ModelConfig
 from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
 from model.parameters import parameter_count, parameters
 from model.transformer import forward_cached, layer_segments
-from runtime.cli import Parser, integer, path, run_command
+from runtime.arguments import (
+    add_backend,
+    add_precision,
+    add_preset,
+    add_recompute,
+    add_rows,
+    backend_of,
+    model_of,
+    refuse_together,
+)
+from runtime.cli import Parser, path, run_command
 from runtime.dump import Dump
-from runtime.engine import PRECISIONS, precision
+from runtime.engine import precision
 from runtime.execute import plan_function
 from runtime.generation import CHUNK
 from runtime.plan_text import describe, size_text
@@ -136,22 +146,23 @@ def _memory_table(config: ModelConfig, plan: Plan, dtype: DType) -> Iterator[str
     yield f"  {'together':<44} {size_text(sum(rows.values())):>14}"
 
 
+#: Arguments that do not go together, and why.
+_CONFLICTS = tuple(("recompute_table", other, "the table is of the training step alone, and is "
+                    "printed") for other in ("stage", "out"))
+
+
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.inspect", description=__doc__.splitlines()[0])
-    p.add_argument("--preset", metavar="NAME", default="nano-1m",
-                   help=f"one of {', '.join(PRESETS)} (nano-1m)")
-    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
+    add_preset(p)
+    add_backend(p, threads=None)
     p.add_argument("--stage", metavar="NAME",
                    help="print this stage: a pass, 'schedule' or 'kernels'")
     p.add_argument("--function", metavar="NAME", default="step",
                    help="whose stage: step, evaluate, prefill or decode (step)")
     p.add_argument("--out", type=path, metavar="DIR", help="write every stage of every function")
-    p.add_argument("--batch-size", type=integer(1), default=8, metavar="B", help="rows (8)")
-    p.add_argument("--context", type=integer(1), metavar="T", help="tokens a row (the preset's)")
-    p.add_argument("--precision", default="f32", metavar="P",
-                   help=f"{' or '.join(PRECISIONS)} (f32)")
-    p.add_argument("--recompute", type=integer(0), default=0, metavar="N",
-                   help="layers whose activations are recomputed in the backward pass (0)")
+    add_rows(p, batch_size=8)
+    add_precision(p)
+    add_recompute(p)
     p.add_argument("--recompute-table", action="store_true",
                    help="print a training step's memory for every number of recomputed layers")
     return p
@@ -168,10 +179,9 @@ def recompute_table(config: ModelConfig, function: Function, backend: Backend) -
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    config, dtype = preset(arguments.preset), precision(arguments.precision)
-    context = arguments.context or config.context
-    config = replace(config, context=max(context, config.context))  # tables for longer rows
-    backend = create(arguments.backend)
+    refuse_together(arguments, _CONFLICTS)
+    (config, context), dtype = model_of(arguments), precision(arguments.precision)
+    backend = backend_of(arguments)
     found = functions(config, arguments.batch_size, context, dtype)
     if arguments.function not in found:
         raise EulerError(f"no function {arguments.function!r}; known: {', '.join(found)}")

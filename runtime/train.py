@@ -6,10 +6,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.backend import create
 from euler_ir.errors import EulerError
-from model.config import PRESETS
 from model.optimizer import SCHEDULES
+from runtime.arguments import (
+    CHECKPOINT,
+    DEFAULT_PRESET,
+    add_backend,
+    add_precision,
+    add_preset,
+    add_recompute,
+    add_rows,
+    add_seed,
+    backend_of,
+    refuse_together,
+)
 from runtime.checkpoint import load_checkpoint
 from runtime.cli import INTERRUPTED, OK, Parser, integer, number, path, run_command
 from runtime.dump import Dump
@@ -22,10 +32,16 @@ from runtime.training import Run, read_settings
 _SAMPLE_TOKENS = 200
 
 
+#: Arguments that do not go together, and why.
+_CONFLICTS = (
+    ("resume", "out", "a resumed run stays in its own directory"),
+)
+
+
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.train", description=__doc__)
-    p.add_argument("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)} (nano-1m)")
-    p.add_argument("--backend", metavar="NAME", default="auto", help="auto, llvm or reference")
+    add_preset(p, default=None)
+    add_backend(p)
     p.add_argument("--data", type=path, nargs="+", metavar="PATH",
                    help="text files, token shards or directories of them (the shipped Shakespeare)")
     p.add_argument("--tokenizer", type=path, metavar="FILE",
@@ -33,12 +49,10 @@ def parser() -> Parser:
     p.add_argument("--out", type=path, metavar="DIR",
                    help="the run's directory (runs/<date>-<preset>)")
     p.add_argument("--steps", type=integer(1), metavar="N", help="length of the whole run")
-    p.add_argument("--batch-size", type=integer(1), metavar="B", help="rows of a micro-batch")
-    p.add_argument("--context", type=integer(1), metavar="T", help="tokens of a row")
-    p.add_argument("--precision", metavar="P", help="f32 or f64 (f32)")
+    add_rows(p)
+    add_precision(p, default=None)
     p.add_argument("--accumulate", type=integer(1), metavar="N", help="micro-batches a step (1)")
-    p.add_argument("--recompute", type=integer(0), metavar="N",
-                   help="layers whose activations are recomputed in the backward pass (0)")
+    add_recompute(p, default=None)
     p.add_argument("--lr", type=number(0, above=True), metavar="X", help="peak learning rate")
     p.add_argument("--schedule", choices=SCHEDULES, help="of the learning rate (cosine)")
     p.add_argument("--warmup", type=integer(0), metavar="N", help="steps of linear warm-up")
@@ -46,31 +60,28 @@ def parser() -> Parser:
                    help="steps between validations (a third of the run; 0: none)")
     p.add_argument("--checkpoint-every", type=integer(1), metavar="N",
                    help="steps between checkpoints (10)")
-    p.add_argument("--seed", type=integer(0, 2**63 - 1), metavar="S", help="of everything random")
-    p.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (all)")
-    p.add_argument("--cpu-features", metavar="LIST", help="LLVM features, such as -avx512f")
+    add_seed(p, "everything random", default=None)
     p.add_argument("--dump-ir", type=path, metavar="DIR",
                    help="write down every stage of the compiler")
-    p.add_argument("--resume", type=path, metavar="DIR",
-                   help="go on with a run directory or checkpoint")
+    p.add_argument("--resume", type=path, metavar="DIR", help=f"go on with a run: {CHECKPOINT}")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
+    refuse_together(arguments, _CONFLICTS)
     given = {name: getattr(arguments, name) for name in (
         "steps", "batch_size", "context", "lr", "schedule", "warmup", "precision", "tokenizer",
         "accumulate", "recompute", "eval_every", "checkpoint_every", "seed")}
     given["data"] = tuple(str(Path(name).absolute()) for name in arguments.data or ()) or None
     if given["tokenizer"]:
         given["tokenizer"] = str(Path(given["tokenizer"]).absolute())
-    backend = create(arguments.backend, threads=arguments.threads,
-                     cpu_features=arguments.cpu_features)
+    backend = backend_of(arguments)
     dump = Dump(arguments.dump_ir) if arguments.dump_ir else None
     if arguments.resume:
         run, directory = _resume(arguments, given, backend, dump)
     else:
-        settings = Settings.for_preset(arguments.preset or "nano-1m", **given)
+        settings = Settings.for_preset(arguments.preset or DEFAULT_PRESET, **given)
         run = Run(settings, backend, dump=dump)
         directory = (claim_run_directory(arguments.out) if arguments.out
                      else new_run_directory(settings.preset))
@@ -85,8 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Path]:
     """The run of a run directory or of a checkpoint in one, and that directory."""
-    if arguments.out:
-        raise EulerError("--out names a new run's directory; a resumed run stays in its own")
     resumed = Path(arguments.resume)
     checkpoint = load_checkpoint(resumed)
     if checkpoint is None:

@@ -269,7 +269,7 @@ def test_out_must_not_hold_a_run(capsys, straight, text):
     (["--batch-size", "2"], "--batch-size 2 does not fit the run to resume, which has 1"),
     (["--preset", "nano-10m"], "--preset nano-10m does not fit"),
     (["--seed", "5"], "--seed 5 does not fit"),
-    (["--out", "elsewhere"], "--out names a new run's directory"),
+    (["--out", "elsewhere"], "--out does not go with --resume: a resumed run stays"),
     (["--steps", "39"], "--steps 39: the run has done 40 steps already"),
 ])
 def test_resume_refuses_what_would_make_another_run(capsys, straight, arguments, message):
