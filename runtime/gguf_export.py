@@ -11,7 +11,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from model.tokenizer import END_OF_DOCUMENT, Tokenizer, Vocabulary
 from model.tokenizer.pretokenizer import GPT2 as GPT2_PATTERN
 from model.tokenizer.pretokenizer import LLAMA3 as LLAMA3_PATTERN
 from model.tokenizer.tokenizer_json import spelled
+from model.transformer import rotary_frequencies
 from runtime.files import write_error
 from runtime.hugging_face import FLOATS
 from runtime.hugging_face_export import converted
@@ -50,7 +53,7 @@ def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.nd
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         writer = gguf.GGUFWriter(beside, _kind(gguf, config)[1])
-        _add_configuration(writer, config)
+        _add_configuration(gguf, writer, config)
         writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
         _add_tokenizer(gguf, writer, tokenizer.vocabulary, config.vocabulary)
         for name, array in arrays:
@@ -101,6 +104,12 @@ def _arrays(gguf: Any, config: ModelConfig, tensors: Mapping[str, np.ndarray],
         if place.name == EMBEDDINGS[GPT2] and config.tied_head:
             yield (names.get_name(HEAD, try_suffixes=(".weight",)),
                    converted(HEAD, array, FLOATS[dtype]))
+    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
+        # No name for this scaling: what each pair of elements is slowed by stands in a tensor.
+        slowed = (rotary_frequencies(replace(config, rope_scaling=None))
+                  / rotary_frequencies(config))
+        name = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.ROPE_FREQS] + ".weight"
+        yield name, converted(name, slowed, FLOATS["F32"])
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -110,7 +119,7 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(count, width)
 
 
-def _add_configuration(writer: Any, config: ModelConfig) -> None:
+def _add_configuration(gguf: Any, writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.layers)
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
@@ -126,6 +135,9 @@ def _add_configuration(writer: Any, config: ModelConfig) -> None:
     writer.add_value_length(config.head_size)
     writer.add_rope_dimension_count(config.head_size)
     writer.add_rope_freq_base(config.rope_base)
+    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_scaling.factor)
 
 
 def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) -> None:
@@ -145,14 +157,19 @@ def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) ->
     if len(tokens) > rows:
         raise EulerError(f"the tokenizer has ids up to {vocabulary.size - 1}, the model's "
                          f"vocabulary is {rows}")
+    texts = [text for text, _ in tokens.values()]
+    text, count = Counter(texts).most_common(1)[0]
+    if count > 1:  # llama.cpp would abort the process that loads the file
+        raise EulerError(f"llama.cpp tells tokens apart by their spelling, and {count} of the "
+                         f"tokenizer's are spelled {text!r}")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_STYLES[style])
-    writer.add_token_list([text for text, _ in tokens.values()])
+    writer.add_token_list(texts)
     writer.add_token_types([kind for _, kind in tokens.values()])
     writer.add_token_merges([" ".join(spelled(vocabulary.tokens[part]) for part in pair)
                              for pair in vocabulary.merges])
-    end = vocabulary.special_tokens.get(END_OF_DOCUMENT)
-    if end is not None:
-        writer.add_bos_token_id(end)
-        writer.add_eos_token_id(end)
+    # Without an end llama.cpp takes token 11 for it and stops there. Byte 255 is in no text.
+    end = vocabulary.special_tokens.get(END_OF_DOCUMENT, vocabulary.id_of_bytes[b"\xff"])
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)

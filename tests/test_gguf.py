@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from model.config import ModelConfig
-from model.tokenizer import Tokenizer
+from model.tokenizer import Tokenizer, train_tokenizer
 from runtime import convert
 from runtime.cli import run_command
 from runtime.convert import export_gguf, import_folder
@@ -172,6 +172,17 @@ def test_tokens(tmp_path):
     assert found["tokenizer.ggml.add_bos_token"] is False
 
 
+def test_a_tokenizer_without_an_end_of_text(tmp_path):
+    """A file that names none would have llama.cpp stop at token 11, an ordinary one. Byte 255 is
+    in no text."""
+    text = train_tokenizer(["to be, or not to be"], 260, []).to_json()
+    run = imported(tmp_path, GPT2_CONFIG, gpt2_tensors(GPT2_CONFIG), text)
+    export_gguf(run, tmp_path / "model.gguf")
+    found = fields(gguf.GGUFReader(tmp_path / "model.gguf"))
+    assert found["tokenizer.ggml.eos_token_id"] == found["tokenizer.ggml.bos_token_id"] == 255
+    assert found["tokenizer.ggml.tokens"][255] == "ÿ"
+
+
 def command(*argv) -> int:
     return run_command(convert.main, [str(word) for word in argv])
 
@@ -195,6 +206,12 @@ def test_what_llama_cpp_cannot_say_is_refused(tmp_path, capsys):
     run = imported(tmp_path, GPT2_CONFIG, gpt2_tensors(GPT2_CONFIG), json.dumps(document))
     assert command("--checkpoint", run, "--to", tmp_path / "m.gguf", "--format", "gguf") == 2
     assert "pre-tokenizer of gpt2 and ignore_merges True" in capsys.readouterr().err
+    document["model"]["ignore_merges"] = False
+    document["added_tokens"].append({"id": 290, "content": "Ġ", "special": True})
+    run = imported(tmp_path / "twice", GPT2_CONFIG, gpt2_tensors(GPT2_CONFIG),
+                   json.dumps(document))
+    assert command("--checkpoint", run, "--to", tmp_path / "m.gguf", "--format", "gguf") == 2
+    assert "2 of the tokenizer's are spelled 'Ġ'" in capsys.readouterr().err
     shared = ModelConfig("gpt2", width=16, heads=4, kv_heads=2, layers=1, context=8,
                          vocabulary=281, hidden=8)
     trained_run(tmp_path / "shared", replace(shared))
