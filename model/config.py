@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 
 from euler_ir.errors import EulerError
@@ -39,13 +40,52 @@ KINDS = {
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions are stretched, for a model to reach further than it did at first.
+
+    `linear` turns every pair of elements slower by `factor` (Chen et al. 2023, arXiv:2306.15595).
+    `llama3` does so with pairs that turn less than `low_freq_factor` times in `original_context`
+    tokens, leaves those alone that turn more than `high_freq_factor` times, and takes a mean
+    between (meta-llama/llama-models, apply_scaling; Grattafiori et al. 2024, arXiv:2407.21783,
+    trained with it from Llama 3.1 on)."""
+
+    kind: str
+    factor: float
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_context: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise EulerError(f"no rotary scaling {self.kind!r}; known: linear, llama3")
+        if not _is_number(self.factor) or self.factor < 1:
+            raise EulerError(f"rotary scaling's factor must be a number from 1 on, "
+                             f"got {self.factor!r}")
+        low, high, context = self.low_freq_factor, self.high_freq_factor, self.original_context
+        if self.kind == "linear":
+            if (low, high, context) != (None, None, None):
+                raise EulerError("linear rotary scaling has a factor and nothing else")
+            return
+        if not (_is_number(low) and _is_number(high) and 0 < low < high):
+            raise EulerError("rotary scaling's low_freq_factor and high_freq_factor must be "
+                             f"positive numbers, the second larger; got {low!r} and {high!r}")
+        if type(context) is not int or context < 1:
+            raise EulerError("rotary scaling's original_context must be a positive whole number, "
+                             f"got {context!r}")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The architecture: the parts of its kind in these sizes.
 
     Of `prediction_heads`, head k predicts the token k + 1 ahead (multi-token prediction, Gloeckle
     et al. 2024, arXiv:2404.19737). With `tied_head` the embedding is the one head as well
-    (Press & Wolf 2017, arXiv:1608.05859). `rope_base` is for rotary positions. Attention heads
-    share the width evenly unless a `given_head_size` says otherwise."""
+    (Press & Wolf 2017, arXiv:1608.05859). `rope_base` and `rope_scaling` are for rotary positions.
+    Attention heads share the width evenly unless a `given_head_size` says otherwise."""
 
     kind: str
     width: int
@@ -60,6 +100,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
     given_head_size: int | None = None
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -80,6 +121,8 @@ class ModelConfig:
         if self.tied_head and self.prediction_heads > 1:
             raise EulerError("the embedding can be one head's matrix, not that of "
                              f"{self.prediction_heads}: untie the head or have one")
+        if self.rope_scaling is not None and self.parts.positions != "rotary":
+            raise EulerError(f"model kind {self.kind} has no rotary positions to scale")
 
     @property
     def parts(self) -> Kind:
@@ -105,6 +148,8 @@ class ModelConfig:
         if set(values) - known:
             raise EulerError(f"model configuration has unknown keys {sorted(set(values) - known)}")
         try:
+            if (scaling := values.get("rope_scaling")) is not None:
+                values = {**values, "rope_scaling": RopeScaling(**scaling)}
             return ModelConfig(**values)
         except TypeError as error:
             raise EulerError(f"model configuration is incomplete: {error}") from None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from euler_ir.errors import EulerError
-from model.config import ModelConfig
+from model.config import ModelConfig, RopeScaling
 from model.interchange import GPT2, LLAMA, architecture
 
 # More than any model has; what a file claims beyond is a fault or an attack on our memory.
@@ -34,6 +34,14 @@ _SIZES = {
             "vocabulary": ("vocab_size", _MISSING), "hidden": ("intermediate_size", _MISSING),
             "norm_eps": ("rms_norm_eps", 1e-6), "tied_head": ("tie_word_embeddings", False),
             "given_head_size": ("head_dim", None)},
+}
+
+# The options of each rotary scaling, ours -> theirs.
+_SCALINGS = {
+    "linear": {"factor": "factor"},
+    "llama3": {"factor": "factor", "low_freq_factor": "low_freq_factor",
+               "high_freq_factor": "high_freq_factor",
+               "original_context": "original_max_position_embeddings"},
 }
 
 # What must have one of these values, where it is there.
@@ -86,7 +94,8 @@ def read_config(document: object) -> ModelConfig:
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
     if (sizes["given_head_size"] or 0) * sizes["heads"] == sizes["width"]:
         sizes["given_head_size"] = None
-    return ModelConfig("llama", rope_base=_rope_base(document), **sizes)
+    base, scaling = _read_rotary(document)
+    return ModelConfig("llama", rope_base=base, rope_scaling=scaling, **sizes)
 
 
 def write_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> dict[str, Any]:
@@ -101,7 +110,8 @@ def write_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> di
         document["activation_function"] = "gelu_new"
     else:
         document |= {"head_dim": config.head_size, "hidden_act": "silu", "attention_bias": False,
-                     "mlp_bias": False, "rope_theta": config.rope_base, "rope_scaling": None}
+                     "mlp_bias": False, "rope_theta": config.rope_base,
+                     "rope_scaling": _write_scaling(config.rope_scaling)}
     # Null where there is none: the classes' own defaults are ids of other vocabularies.
     return document | {"bos_token_id": end_of_text, "eos_token_id": end_of_text,
                        "torch_dtype": dtype}
@@ -155,25 +165,61 @@ def _refuse_others(document: Mapping[str, Any], kind: str) -> None:
                              f"what it changes in {kind}")
 
 
-def _rope_base(document: Mapping[str, Any]) -> float:
-    """The rotary base, which older files have as a key of its own, newer in `rope_parameters`."""
+def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """The rotary base and scaling. Older files have them as `rope_theta` and `rope_scaling`, newer
+    both in `rope_parameters`; where they are there twice they must agree."""
     base = document.get("rope_theta")
+    scalings = []
     for key in ("rope_scaling", "rope_parameters"):
         options = document.get(key)
         if options is None:
             continue
         if not isinstance(options, dict):
             raise EulerError(f"config.json: {key} must be an object or null, got {options!r}")
-        rope_type = options.get("rope_type", options.get("type", "default"))
-        if rope_type != "default":
-            raise EulerError(f"config.json: {key} of type {rope_type!r} is not supported; it must "
-                             "be null or 'default'")
-        for option in set(options) - {"rope_type", "type", "rope_theta"}:
-            if options[option] not in _REQUIRED[LLAMA].get(option, (None,)):
-                raise EulerError(f"config.json: {key} option {option} = {options[option]!r} is "
-                                 "not supported")
+        scalings.append(_read_scaling(key, options))
         inner = options.get("rope_theta", base)
         if base is not None and inner != base:
             raise EulerError(f"config.json: rope_theta is {base!r} and, in {key}, {inner!r}")
         base = inner
-    return 10000.0 if base is None else _positive_number("rope_theta", base)
+    if len(set(scalings)) > 1:
+        raise EulerError("config.json: rope_scaling and rope_parameters do not say the same")
+    return (10000.0 if base is None else _positive_number("rope_theta", base),
+            scalings[0] if scalings else None)
+
+
+def _read_scaling(key: str, options: Mapping[str, Any]) -> RopeScaling | None:
+    kind = options.get("rope_type", options.get("type", "default"))
+    if options.get("type", kind) != kind:
+        raise EulerError(f"config.json: {key} has the rope_type {kind!r} and the type "
+                         f"{options['type']!r}")
+    if kind not in ("default", *_SCALINGS):
+        raise EulerError(f"config.json: {key} of type {kind!r} is not supported; it must be null, "
+                         f"'default' or one of {', '.join(map(repr, _SCALINGS))}")
+    names = _SCALINGS.get(kind, {})
+    for option in set(options) - {"rope_type", "type", "rope_theta", *names.values()}:
+        if options[option] not in _REQUIRED[LLAMA].get(option, (None,)):
+            raise EulerError(f"config.json: {key} option {option} = {options[option]!r} is "
+                             "not supported")
+    if kind == "default":
+        return None
+    values = {}
+    for ours, theirs in names.items():
+        values[ours] = options.get(theirs, _MISSING)
+        if ours == "original_context":
+            _check_size(f"{key} {theirs}", "context", values[ours])
+        elif values[ours] is _MISSING:
+            raise EulerError(f"config.json: {key} has no {theirs}")
+        else:
+            values[ours] = _positive_number(f"{key} option {theirs}", values[ours])
+    try:
+        return RopeScaling(kind, **values)
+    except EulerError as error:
+        raise EulerError(f"config.json: {key}: {error}") from error
+
+
+def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    options = {theirs: getattr(scaling, ours) for ours, theirs in _SCALINGS[scaling.kind].items()}
+    # Until 4.42 transformers knew "type" alone, and refused any third key; later ones know both.
+    return {"type" if scaling.kind == "linear" else "rope_type": scaling.kind, **options}

@@ -20,19 +20,33 @@ def weight_inputs(b: Builder, config: ModelConfig, dtype: DType) -> dict[str, Va
 
 
 def rotary_tables(config: ModelConfig, dtype=np.float32) -> dict[str, np.ndarray]:
-    """cos and signed sin [context, 1, head] for `Rotary`: angle_i(t) = t · base^(-2i/head); none
-    for a model whose positions are not rotary.
+    """cos and signed sin [context, 1, head] for `Rotary`: angle_i(t) = t · frequency_i; none for a
+    model whose positions are not rotary.
 
     Angles are computed in f64; only the table is rounded."""
     if config.parts.positions != "rotary":
         return {}
-    half = config.head_size // 2
-    frequency = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(config.context, dtype=np.float64)[:, None] * frequency
+    angle = np.arange(config.context, dtype=np.float64)[:, None] * rotary_frequencies(config)
     cos = np.concatenate([np.cos(angle), np.cos(angle)], axis=1)
     sin = np.concatenate([-np.sin(angle), np.sin(angle)], axis=1)
     tables = {"rotary.cos": cos, "rotary.sin": sin}
     return {name: table[:, None, :].astype(dtype) for name, table in tables.items()}
+
+
+def rotary_frequencies(config: ModelConfig) -> np.ndarray:
+    """The angle by which a position turns each pair of elements, f64 [head/2]: base^(-2i/head),
+    scaled as `RopeScaling` says."""
+    half = config.head_size // 2
+    frequency = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    turns = scaling.original_context * frequency / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return kept * frequency + (1 - kept) * frequency / scaling.factor
 
 
 def rotary_inputs(b: Builder, config: ModelConfig, dtype: DType) -> dict[str, Value]:

@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from model.interchange import (
 )
 from model.parameters import parameters
 from model.tokenizer import Tokenizer
+from model.transformer import rotary_frequencies
 from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
 
 CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -136,8 +137,7 @@ def _with_heads(config: ModelConfig, heads: _Found) -> ModelConfig:
     if architecture(config) == GPT2 or config.tied_head:
         raise EulerError(f"{heads.folder / FURTHER_HEADS} has further prediction heads, which go "
                          f"with an untied model of class {LLAMA} only")
-    return ModelConfig(**{**config.to_dict(), "kind": "nano",
-                          "prediction_heads": 1 + len(heads.slices)})
+    return replace(config, kind="nano", prediction_heads=1 + len(heads.slices))
 
 
 def _check(config: ModelConfig, found: _Found, heads: _Found | None) -> dict[str, Any]:
@@ -206,9 +206,9 @@ def _constant(found: _Found, name: str, config: ModelConfig) -> list[float] | No
         if shape != () or not found.read(name) <= -1e4:
             raise EulerError(f"{found.folder}: {found.names[name]} is no large negative number")
         return [float(found.read(name))]
-    half = config.head_size // 2
-    expected = config.rope_base ** (-np.arange(half) / half)
-    if shape != (half,) or not np.allclose(
+    # Files of the time that kept frequencies scaled positions instead.
+    expected = rotary_frequencies(replace(config, rope_scaling=None))
+    if shape != expected.shape or not np.allclose(
             found.read(name).astype(np.float64), expected, rtol=1e-2, atol=0):
         raise EulerError(f"{found.folder}: {found.names[name]} has other frequencies than those of "
                          f"rope_theta {config.rope_base:g}")

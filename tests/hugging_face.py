@@ -10,6 +10,7 @@ result, for comparisons with software that computes these in fewer bits; the res
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,8 @@ def llama_logits(config: dict, tensors: dict[str, np.ndarray], tokens,
 
     def rotated(x):
         """x cos + rotate_half(x) sin, the angles of the two halves the same."""
-        frequency = 1 / config["rope_theta"] ** (np.arange(0, head, 2) / head)
-        angle = np.arange(len(x))[:, None] * np.concatenate([frequency, frequency])
+        frequency = np.array([rotary_frequency(config, i) for i in range(head // 2)] * 2)
+        angle = np.arange(len(x))[:, None] * frequency
         halves = np.concatenate([-x[:, head // 2:], x[:, :head // 2]], axis=1)
         return x * np.cos(angle) + halves * np.sin(angle)
 
@@ -168,6 +169,27 @@ def llama_logits(config: dict, tensors: dict[str, np.ndarray], tokens,
         x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{layer}.mlp.down_proj.weight")
     head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
     return linear(norm(x, "model.norm"), head)
+
+
+def rotary_frequency(config: dict, pair: int) -> float:
+    """The angle a position of one pair of elements, by its wavelength where llama3 scales it."""
+    frequency = config["rope_theta"] ** (-2 * pair / config["head_dim"])
+    scaling = config["rope_scaling"] or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind is None:
+        return frequency
+    slow = frequency / scaling["factor"]
+    if kind == "linear":
+        return slow
+    first = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelength = 2 * math.pi / frequency
+    if wavelength < first / high:
+        return frequency
+    if wavelength > first / low:
+        return slow
+    share = (first / wavelength - low) / (high - low)
+    return (1 - share) * slow + share * frequency
 
 
 def causal_attention(q, k, v) -> np.ndarray:
