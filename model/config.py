@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
+
+#: More than any model has. What a file claims beyond is a fault, or an attack on our memory.
+MOST, MOST_POSITIONS = 1 << 24, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,10 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
-            raise EulerError(f"no rotary scaling {self.kind!r}; known: linear, llama3")
+            raise EulerError(f"no rotary scaling {shown(self.kind)}; known: linear, llama3")
         if not _is_number(self.factor) or self.factor < 1:
             raise EulerError(f"rotary scaling's factor must be a number from 1 on, "
-                             f"got {self.factor!r}")
+                             f"got {shown(self.factor)}")
         low, high, context = self.low_freq_factor, self.high_freq_factor, self.original_context
         if self.kind == "linear":
             if (low, high, context) != (None, None, None):
@@ -68,14 +72,23 @@ class RopeScaling:
             return
         if not (_is_number(low) and _is_number(high) and 0 < low < high):
             raise EulerError("rotary scaling's low_freq_factor and high_freq_factor must be "
-                             f"positive numbers, the second larger; got {low!r} and {high!r}")
+                             f"positive numbers, the second larger; got {shown(low)} and "
+                             f"{shown(high)}")
         if type(context) is not int or context < 1:
             raise EulerError("rotary scaling's original_context must be a positive whole number, "
-                             f"got {context!r}")
+                             f"got {shown(context)}")
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def is_positive_number(value: object) -> bool:
+    """Whether a value from a file is a finite number above 0."""
+    return _is_number(value) and value > 0
 
 
 @dataclass(frozen=True)
@@ -103,21 +116,28 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise EulerError(f"no model kind {self.kind!r}; known: {', '.join(KINDS)}")
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise EulerError(f"no model kind {shown(self.kind)}; known: {', '.join(KINDS)}")
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.type == "int" and (type(value) is not int or value < 1):
-                raise EulerError(f"model {f.name} must be a positive whole number, got {value!r}")
+            if f.type == "int":
+                most = MOST_POSITIONS if f.name == "context" else MOST
+                if type(value) is not int or not 1 <= value <= most:
+                    raise EulerError(f"model {f.name} must be a whole number from 1 to {most}, "
+                                     f"got {shown(value)}")
+            elif f.type == "float" and not is_positive_number(value):
+                raise EulerError(f"model {f.name} must be a positive number, got {shown(value)}")
         given = self.given_head_size
-        if given is not None and (type(given) is not int or given < 2 or given % 2):
-            raise EulerError(f"model given_head_size must be even and positive, got {given!r}")
+        if given is not None and (
+                type(given) is not int or not 2 <= given <= MOST or given % 2):
+            raise EulerError(f"model given_head_size must be even and from 2 to {MOST}, "
+                             f"got {shown(given)}")
         uneven = given is None and self.width % self.heads
         if uneven or self.heads % self.kv_heads or self.head_size % 2:
             raise EulerError(f"width {self.width}, {self.heads} heads, {self.kv_heads} KV heads: "
                              "heads must divide the width into even parts, KV heads the heads")
         if type(self.tied_head) is not bool:
-            raise EulerError(f"model tied_head must be true or false, got {self.tied_head!r}")
+            raise EulerError(f"model tied_head must be true or false, got {shown(self.tied_head)}")
         if self.tied_head and self.prediction_heads > 1:
             raise EulerError("the embedding can be one head's matrix, not that of "
                              f"{self.prediction_heads}: untie the head or have one")
@@ -142,17 +162,26 @@ class ModelConfig:
         return asdict(self)
 
     @staticmethod
-    def from_dict(values: dict) -> ModelConfig:
+    def from_dict(values: Mapping[str, object]) -> ModelConfig:
         """From a run's or checkpoint's JSON; unknown and missing keys are named."""
-        known = {f.name for f in fields(ModelConfig)}
-        if set(values) - known:
-            raise EulerError(f"model configuration has unknown keys {sorted(set(values) - known)}")
-        try:
-            if (scaling := values.get("rope_scaling")) is not None:
-                values = {**values, "rope_scaling": RopeScaling(**scaling)}
-            return ModelConfig(**values)
-        except TypeError as error:
-            raise EulerError(f"model configuration is incomplete: {error}") from None
+        check_keys("model configuration", values, ModelConfig)
+        if (scaling := values.get("rope_scaling")) is not None:
+            check_keys("model rope_scaling", scaling, RopeScaling)
+            values = {**values, "rope_scaling": RopeScaling(**scaling)}
+        return ModelConfig(**values)
+
+
+def check_keys(what: str, values: object, kind: type) -> None:
+    """Raise EulerError unless the value from a file is an object with the fields of a dataclass;
+    those that have a default may be missing."""
+    if not isinstance(values, Mapping):
+        raise EulerError(f"{what} must be an object, got {shown(values)}")
+    names = {f.name for f in fields(kind)}
+    required = {f.name for f in fields(kind) if f.default is MISSING}
+    for wrong, keys in (("unknown", set(values) - names), ("missing", required - set(values))):
+        if keys:
+            raise EulerError(f"{what} has {wrong} keys: "
+                             f"{', '.join(shown(key) for key in sorted(keys))}")
 
 
 def _gpt2(width: int, heads: int, layers: int) -> ModelConfig:
@@ -180,7 +209,7 @@ PRESETS = {
 def preset(name: str) -> ModelConfig:
     """The preset of this name; EulerError lists the known ones."""
     if name not in PRESETS:
-        raise EulerError(f"no preset {name!r}; known: {', '.join(PRESETS)}")
+        raise EulerError(f"no preset {shown(name)}; known: {', '.join(PRESETS)}")
     return PRESETS[name]
 
 

@@ -8,16 +8,12 @@ another one is worse than none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from euler_ir.errors import EulerError
-from model.config import ModelConfig, RopeScaling
+from euler_ir.errors import EulerError, shown
+from model.config import MOST, MOST_POSITIONS, ModelConfig, RopeScaling, is_positive_number
 from model.interchange import GPT2, LLAMA, architecture
-
-# More than any model has; what a file claims beyond is a fault or an attack on our memory.
-_MOST, _MOST_POSITIONS = 1 << 24, 1 << 20
 
 _MODEL_TYPES = {"gpt2": GPT2, "llama": LLAMA}
 
@@ -88,7 +84,7 @@ def read_config(document: object) -> ModelConfig:
         sizes["kv_heads"] = sizes["heads"]
         sizes["hidden"] = sizes["hidden"] or 4 * sizes["width"]
         if document.get("n_ctx", sizes["context"]) != sizes["context"]:
-            raise EulerError(f"config.json: n_ctx {document['n_ctx']!r} is not n_positions "
+            raise EulerError(f"config.json: n_ctx {shown(document['n_ctx'])} is not n_positions "
                              f"{sizes['context']}")
         return ModelConfig("gpt2", **sizes)
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
@@ -122,33 +118,33 @@ def _architecture_of(document: Mapping[str, Any]) -> str:
     if named is None and isinstance(model_type, str):
         named = [_MODEL_TYPES.get(model_type, model_type)]
     if not isinstance(named, list) or named not in ([GPT2], [LLAMA]):
-        raise EulerError(f"config.json: architectures {named!r} is not supported; it must be "
+        raise EulerError(f"config.json: architectures {shown(named)} is not supported; it must be "
                          f"[{GPT2!r}] or [{LLAMA!r}]")
     if model_type is not None and _MODEL_TYPES.get(str(model_type)) != named[0]:
-        raise EulerError(f"config.json: model_type {model_type!r} does not go with {named[0]}")
+        raise EulerError(f"config.json: model_type {shown(model_type)} does not go with {named[0]}")
     return named[0]
 
 
 def _check_size(theirs: str, ours: str, value: object) -> None:
     """Raise EulerError unless the value of a key has its type and a sensible magnitude."""
-    most = _MOST_POSITIONS if ours == "context" else _MOST
+    most = MOST_POSITIONS if ours == "context" else MOST
     if value is _MISSING:
         raise EulerError(f"config.json has no {theirs}")
     if ours == "norm_eps":
         _positive_number(theirs, value)
     elif ours == "tied_head":
         if type(value) is not bool:
-            raise EulerError(f"config.json: {theirs} must be true or false, got {value!r}")
+            raise EulerError(f"config.json: {theirs} must be true or false, got {shown(value)}")
     elif value is not None and not (type(value) is int and 1 <= value <= most):
         raise EulerError(f"config.json: {theirs} must be a whole number from 1 to {most}, "
-                         f"got {value!r}")
+                         f"got {shown(value)}")
     elif value is None and ours not in ("hidden", "kv_heads", "given_head_size"):
         raise EulerError(f"config.json: {theirs} must be a whole number, got null")
 
 
 def _positive_number(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise EulerError(f"config.json: {name} must be a positive number, got {value!r}")
+    if not is_positive_number(value):
+        raise EulerError(f"config.json: {name} must be a positive number, got {shown(value)}")
     return float(value)
 
 
@@ -158,11 +154,11 @@ def _refuse_others(document: Mapping[str, Any], kind: str) -> None:
     for key, value in document.items():
         if key in required:
             if value not in required[key]:
-                raise EulerError(f"config.json: {key} {value!r} is not supported; it must be "
+                raise EulerError(f"config.json: {key} {shown(value)} is not supported; it must be "
                                  f"{required[key][0]!r}")
         elif key not in known and value not in (None, False, {}, []):
-            raise EulerError(f"config.json: {key} {value!r} is not supported: it is unknown "
-                             f"what it changes in {kind}")
+            raise EulerError(f"config.json: {shown(key)} {shown(value)} is not supported: it is "
+                             f"unknown what it changes in {kind}")
 
 
 def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -175,11 +171,12 @@ def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None
         if options is None:
             continue
         if not isinstance(options, dict):
-            raise EulerError(f"config.json: {key} must be an object or null, got {options!r}")
+            raise EulerError(f"config.json: {key} must be an object or null, got {shown(options)}")
         scalings.append(_read_scaling(key, options))
         inner = options.get("rope_theta", base)
         if base is not None and inner != base:
-            raise EulerError(f"config.json: rope_theta is {base!r} and, in {key}, {inner!r}")
+            raise EulerError(f"config.json: rope_theta is {shown(base)} and, in {key}, "
+                             f"{shown(inner)}")
         base = inner
     if len(set(scalings)) > 1:
         raise EulerError("config.json: rope_scaling and rope_parameters do not say the same")
@@ -190,16 +187,16 @@ def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None
 def _read_scaling(key: str, options: Mapping[str, Any]) -> RopeScaling | None:
     kind = options.get("rope_type", options.get("type", "default"))
     if options.get("type", kind) != kind:
-        raise EulerError(f"config.json: {key} has the rope_type {kind!r} and the type "
-                         f"{options['type']!r}")
+        raise EulerError(f"config.json: {key} has the rope_type {shown(kind)} and the type "
+                         f"{shown(options['type'])}")
     if kind not in ("default", *_SCALINGS):
-        raise EulerError(f"config.json: {key} of type {kind!r} is not supported; it must be null, "
-                         f"'default' or one of {', '.join(map(repr, _SCALINGS))}")
+        raise EulerError(f"config.json: {key} of type {shown(kind)} is not supported; it must be "
+                         f"null, 'default' or one of {', '.join(map(repr, _SCALINGS))}")
     names = _SCALINGS.get(kind, {})
     for option in set(options) - {"rope_type", "type", "rope_theta", *names.values()}:
         if options[option] not in _REQUIRED[LLAMA].get(option, (None,)):
-            raise EulerError(f"config.json: {key} option {option} = {options[option]!r} is "
-                             "not supported")
+            raise EulerError(f"config.json: {key} option {shown(option)} = "
+                             f"{shown(options[option])} is not supported")
     if kind == "default":
         return None
     values = {}

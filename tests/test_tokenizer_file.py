@@ -91,6 +91,13 @@ def test_foreign_ids_keep_their_numbers(ignore_merges):
     assert loaded.decode([900, 1, 950, 5]) == "<s></s><tool> unseen"
 
 
+def test_a_special_token_spelled_like_an_ordinary_one_cannot_be_written():
+    """The entry of the byte 0xE9 in the file's vocabulary is 'é'."""
+    tokenizer = Tokenizer(Vocabulary.from_merges([], ["é"]))
+    with pytest.raises(EulerError, match=r"added token 'é': .* spells the token b'.xe9' so"):
+        tokenizer.to_json()
+
+
 def put(*path_and_value):
     """A change of one place in the document."""
     *path, last, value = path_and_value
@@ -106,13 +113,20 @@ def put(*path_and_value):
 UNSUPPORTED = [
     (put("model", "type", "Unigram"), "model 'Unigram' is not supported"),
     (put("model", "type", "WordPiece"), "model 'WordPiece' is not supported"),
-    (put("normalizer", {"type": "NFC"}), "normalizer 'NFC' is not supported"),
+    *((put("model", "type", name), f"model '{name}' is not supported")
+      for name in ("WordLevel", "bpe", "")),
+    (put("model", "type", ["BPE"]), r"model ['BPE'] is not supported"),
+    *((put("normalizer", {"type": name}), f"normalizer '{name}' is not supported")
+      for name in ("NFC", "NFD", "NFKC", "Lowercase", "StripAccents", "Replace", "Prepend",
+                   "BertNormalizer", "Precompiled", "Sequence")),
+    (put("normalizer", "NFC"), "normalizer 'NFC' is not supported"),
     (put("pre_tokenizer", {"type": "Metaspace"}), "pre_tokenizer 'Metaspace' is not supported"),
     (put("pre_tokenizer", {"type": "Sequence"}), "pre_tokenizer 'Sequence' is not supported"),
     (put("pre_tokenizer", None), "pre_tokenizer None is not supported"),
     (put("pre_tokenizer", "add_prefix_space", True), "add_prefix_space = True is not supported"),
     (put("pre_tokenizer", "use_regex", False), "use_regex = False is not supported"),
-    (put("decoder", {"type": "WordPiece"}), "decoder 'WordPiece' is not supported"),
+    *((put("decoder", {"type": name}), f"decoder '{name}' is not supported")
+      for name in ("WordPiece", "Metaspace", "BPEDecoder", "ByteFallback", "CTC", "Sequence")),
     (put("decoder", None), "decoder None is not supported"),
     (put("post_processor", {"type": "BertProcessing"}), "post_processor 'BertProcessing' is not"),
     (put("truncation", {"max_length": 5}), "truncation .* is not supported"),
@@ -121,7 +135,8 @@ UNSUPPORTED = [
     (put("model", "end_of_word_suffix", "</w>"), "end_of_word_suffix = '</w>' is not supported"),
     (put("model", "continuing_subword_prefix", "##"), "continuing_subword_prefix = '##' is not"),
     (put("model", "byte_fallback", True), "byte_fallback = True is not supported"),
-    (put("added_tokens", 0, "lstrip", True), "'<|endoftext|>': lstrip is not supported"),
+    *((put("added_tokens", 0, option, True), f"'<|endoftext|>': {option} is not supported")
+      for option in ("lstrip", "rstrip", "single_word")),
 ]
 
 
@@ -161,9 +176,17 @@ def test_other_splits_are_refused_by_name(tokenizer, change, message):
 @pytest.mark.parametrize(("change", "message"), UNSUPPORTED)
 def test_unsupported_kinds_are_refused_by_name(document, change, message):
     change(document)
-    with pytest.raises(EulerError, match=message.replace("|", r"\|")) as caught:
+    pattern = message.replace("|", r"\|").replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(EulerError, match=pattern) as caught:
         Tokenizer.from_json(json.dumps(document))
     assert "\n" not in str(caught.value)
+
+
+def test_long_values_are_cut_in_messages(document):
+    document["normalizer"] = {"type": "\x1b[2J" + "x" * 10**6}
+    with pytest.raises(EulerError, match=r"normalizer '.x1b.2Jx*\.\.\. is not supp") as caught:
+        Tokenizer.from_json(json.dumps(document))
+    assert len(str(caught.value)) < 200
 
 
 MALFORMED = [
@@ -176,6 +199,13 @@ MALFORMED = [
     (put("model", "vocab", "漢", 5000), "token '漢' is not spelled in the byte alphabet"),
     (put("model", "merges", 0, ["a"]), r"merge \['a'\] does not name two tokens"),
     (put("model", "merges", 0, "a b c"), "merge 'a b c' does not name two tokens"),
+    # No byte is spelled as a space, so a part with one is no token, whatever the style.
+    (put("model", "merges", 0, ["a b", "c"]), "a merge joins 'a b', which is not in"),
+    (put("model", "ignore_merges", "false"), "ignore_merges must be of JSON type bool, not str"),
+    (put("model", "vocab", "Ġa", 1 << 31), "2147483648, not a whole number from 0 to 2147483647"),
+    (put("added_tokens", 5), "added_tokens must be of JSON type list, not int"),
+    (put("added_tokens", 0, "special", "no"), "special must be of JSON type bool, not str"),
+    (put("added_tokens", 0, {"id": 3000, "content": "Ġa"}), "has the id 3000, in the vocab 4"),
     (put("model", "merges", 0, ["a", "Ġqqqq"]), "a merge joins 'Ġqqqq', which is not in"),
     (put("model", "merges", 0, ["q", "Ā"]), "merge 0 makes b'q.x00', which is not in"),
     (put("added_tokens", 0, {"id": 7}), "an added token has no text"),
@@ -198,6 +228,7 @@ def test_malformed_files_are_refused_in_one_line(document, change, message):
         (b"", "not a JSON document"),
         (b"{", "not a JSON document"),
         (b"[" * 100_000, "not a JSON document"),
+        (b'{"model": ' + b"9" * 5000 + b"}", "not a JSON document"),
         (b"[]", "is not an object"),
         (b'{"model": "\xff"}', "is not UTF-8 at byte 11"),
     ],

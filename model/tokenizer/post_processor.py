@@ -8,11 +8,9 @@ row, which we never encode. The part ByteLevel corrects offsets and leaves the i
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 
 Ids = tuple[int, ...]
-
-_SHOWN = 80  # characters of a faulty piece in one error
 
 
 def write(prefix: Sequence[int], suffix: Sequence[int],
@@ -66,7 +64,7 @@ def _processors(part: object) -> list[dict[str, Any]]:
     for processor in listed:
         kind = processor.get("type") if isinstance(processor, dict) else processor
         if kind not in ("ByteLevel", "TemplateProcessing"):
-            raise EulerError(f"post_processor {_shown(kind)} is not supported; it must be "
+            raise EulerError(f"post_processor {shown(kind)} is not supported; it must be "
                              "'ByteLevel', 'TemplateProcessing' or a 'Sequence' of these")
     return listed
 
@@ -86,7 +84,7 @@ def _read_template(template: Mapping[str, Any], known: Mapping[str, int]) -> tup
             case {"SpecialToken": {"id": str(name)}}:
                 (after if texts else before).extend(_ids(name, entries.get(name), known))
             case _:
-                raise EulerError(f"TemplateProcessing: {_shown(piece)} in 'single' is not "
+                raise EulerError(f"TemplateProcessing: {shown(piece)} in 'single' is not "
                                  "supported; it must be a SpecialToken or the Sequence A")
     if texts != 1:
         raise EulerError(f"TemplateProcessing has the Sequence A {texts} times in 'single'; it "
@@ -101,16 +99,11 @@ def _ids(name: str, entry: object, known: Mapping[str, int]) -> list[int]:
             pass
         case _:
             raise EulerError(f"TemplateProcessing: special_tokens does not say the ids and tokens "
-                             f"of {_shown(name)}")
+                             f"of {shown(name)}")
     for number, token in zip(ids, tokens, strict=True):
         if not isinstance(token, str) or token not in known:
-            raise EulerError(f"TemplateProcessing: {_shown(token)} is not among the added tokens")
+            raise EulerError(f"TemplateProcessing: {shown(token)} is not among the added tokens")
         if number != known[token]:
-            raise EulerError(f"TemplateProcessing: {_shown(token)} has the id {_shown(number)}, "
+            raise EulerError(f"TemplateProcessing: {shown(token)} has the id {shown(number)}, "
                              f"among the added tokens {known[token]}")
     return [known[token] for token in tokens]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

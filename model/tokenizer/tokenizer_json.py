@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 from model.tokenizer import post_processor
 from model.tokenizer.pretokenizer import GPT2, LLAMA3, LLAMA3_REGEX
 from model.tokenizer.vocabulary import Vocabulary
@@ -27,6 +27,8 @@ def _byte_alphabet() -> list[str]:
             alphabet[value] = chr(0x100 + len(alphabet) - len(printable))
     return [alphabet[value] for value in range(256)]
 
+
+_MOST_IDS = 1 << 31  # token ids are 32-bit integers in all files of them
 
 _CHARACTER_OF_BYTE = _byte_alphabet()
 _BYTE_OF_CHARACTER = {character: value for value, character in enumerate(_CHARACTER_OF_BYTE)}
@@ -59,9 +61,19 @@ def spelled(token: bytes) -> str:
 
 
 def write(vocabulary: Vocabulary) -> str:
-    """The file's text; the same vocabulary gives the same bytes."""
+    """The file's text; the same vocabulary gives the same bytes.
+
+    Raises:
+        EulerError: for an added token that the file cannot tell from an ordinary one.
+    """
     spelling = {number: spelled(value) for number, value in vocabulary.tokens.items()}
     added = {**vocabulary.added_tokens, **vocabulary.special_tokens}
+    for number, text in spelling.items():
+        if added.get(text, number) != number:
+            raise EulerError(
+                f"added token {shown(text)}: a tokenizer.json spells the token "
+                f"{vocabulary.tokens[number]!r} so; take another text"
+            )
     # Added tokens stand in the vocabulary too: that alone makes other readers keep their ids.
     ids = {text: number for number, text in spelling.items()} | added
     document = {
@@ -112,7 +124,7 @@ def read(text: str) -> Vocabulary:
     """
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise EulerError(f"not a JSON document: {error}") from error
     if not isinstance(document, dict):
         raise EulerError("not a tokenizer file: the JSON document is not an object")
@@ -125,6 +137,11 @@ def read(text: str) -> Vocabulary:
     merges = [_split_merge(merge) for merge in _field(model, "merges", list)]
 
     added = special_tokens | added_tokens
+    for text, number in added.items():
+        if spelled_ids.get(text, number) != number:
+            raise EulerError(
+                f"added token {shown(text)} has the id {number}, in the vocab {spelled_ids[text]}"
+            )
     merge_results = {left + right for left, right in merges}
     tokens: dict[int, bytes] = {}
     for token, number in spelled_ids.items():
@@ -134,7 +151,7 @@ def read(text: str) -> Vocabulary:
         if added.get(token) == number and not ordinary:
             continue
         if number in tokens:
-            raise EulerError(f"two tokens have the id {number}, the second is {token!r}")
+            raise EulerError(f"two tokens have the id {number}, the second is {shown(token)}")
         tokens[number] = _bytes_of(token)
     prefix, suffix = post_processor.read(document.get("post_processor"), added)
     return Vocabulary(
@@ -142,7 +159,7 @@ def read(text: str) -> Vocabulary:
         [(_id_of(left, spelled_ids), _id_of(right, spelled_ids)) for left, right in merges],
         special_tokens,
         added_tokens,
-        bool(model.get("ignore_merges")),
+        _flag(model, "ignore_merges"),
         pattern,
         prefix,
         suffix,
@@ -170,16 +187,16 @@ def _refuse_unsupported(document: Mapping[str, Any]) -> str:
     for part in ("normalizer", "truncation", "padding"):
         if (value := document.get(part)) is not None:
             kind = value.get("type", value) if isinstance(value, dict) else value
-            raise EulerError(f"{part} {kind!r} is not supported; it must be null")
+            raise EulerError(f"{part} {shown(kind)} is not supported; it must be null")
     pattern = _pattern(document.get("pre_tokenizer"))
     decoder = document.get("decoder")
     kind = decoder.get("type") if isinstance(decoder, dict) else decoder
     if kind != "ByteLevel":
-        raise EulerError(f"decoder {kind!r} is not supported; it must be 'ByteLevel'")
+        raise EulerError(f"decoder {shown(kind)} is not supported; it must be 'ByteLevel'")
     # GPT-2's own file does not name the model's type.
     kind = _field(document, "model", dict).get("type", "BPE")
     if kind != "BPE":
-        raise EulerError(f"model {kind!r} is not supported; it must be 'BPE'")
+        raise EulerError(f"model {shown(kind)} is not supported; it must be 'BPE'")
     _check_options("model", document["model"], _HARMLESS)
     return pattern
 
@@ -199,7 +216,7 @@ def _pattern(pre_tokenizer: object) -> str:
             _check_options("pre_tokenizer", byte_level, _BYTE_LEVEL_AFTER_SPLIT)
             return LLAMA3
     raise EulerError(
-        f"pre_tokenizer {kind!r} is not supported; it must be 'ByteLevel', alone or after the "
+        f"pre_tokenizer {shown(kind)} is not supported; it must be 'ByteLevel', alone or after the "
         "'Split' of Llama 3"
     )
 
@@ -211,7 +228,8 @@ def _check_options(
         value = values.get(option)
         if value not in allowed:
             raise EulerError(
-                f"{part} option {option} = {value!r} is not supported; it must be {allowed[-1]!r}"
+                f"{part} option {option} = {shown(value)} is not supported; it must be "
+                f"{allowed[-1]!r}"
             )
 
 
@@ -222,26 +240,35 @@ def _field(parent: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def _flag(parent: Mapping[str, Any], name: str) -> bool:
+    """An option that is true or false, false where it is null or missing."""
+    return parent.get(name) is not None and _field(parent, name, bool)
+
+
 def _check_id(token: str, number: object) -> None:
-    if type(number) is not int or number < 0:
-        raise EulerError(f"the id of token {token!r} is {number!r}, not a whole number from 0 on")
+    if type(number) is not int or not 0 <= number < _MOST_IDS:
+        raise EulerError(
+            f"the id of token {shown(token)} is {shown(number)}, not a whole number from 0 to "
+            f"{_MOST_IDS - 1}"
+        )
 
 
 def _read_added(document: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """Special and other added tokens, each with its id."""
     special_tokens: dict[str, int] = {}
     added_tokens: dict[str, int] = {}
-    for entry in document.get("added_tokens") or []:
+    entries = document.get("added_tokens")
+    for entry in [] if entries is None else _field(document, "added_tokens", list):
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-            raise EulerError(f"an added token has no text: {entry!r}")
+            raise EulerError(f"an added token has no text: {shown(entry)}")
         text = entry["content"]
         _check_id(text, entry.get("id"))
         for option in ("single_word", "lstrip", "rstrip"):
-            if entry.get(option):
-                raise EulerError(f"added token {text!r}: {option} is not supported")
+            if _flag(entry, option):
+                raise EulerError(f"added token {shown(text)}: {option} is not supported")
         if text in special_tokens or text in added_tokens:
-            raise EulerError(f"added token {text!r} is listed twice")
-        (special_tokens if entry.get("special") else added_tokens)[text] = entry["id"]
+            raise EulerError(f"added token {shown(text)} is listed twice")
+        (special_tokens if _flag(entry, "special") else added_tokens)[text] = entry["id"]
     return special_tokens, added_tokens
 
 
@@ -250,7 +277,7 @@ def _split_merge(merge: object) -> tuple[str, str]:
     match parts:
         case [str(left), str(right)]:
             return left, right
-    raise EulerError(f"merge {merge!r} does not name two tokens")
+    raise EulerError(f"merge {shown(merge)} does not name two tokens")
 
 
 def _bytes_of(token: str) -> bytes:
@@ -258,11 +285,12 @@ def _bytes_of(token: str) -> bytes:
         return bytes([_BYTE_OF_CHARACTER[character] for character in token])
     except KeyError as error:
         raise EulerError(
-            f"token {token!r} is not spelled in the byte alphabet: {error.args[0]!r} is no byte"
+            f"token {shown(token)} is not spelled in the byte alphabet: "
+            f"{shown(error.args[0])} is no byte"
         ) from None
 
 
 def _id_of(token: str, spelled_ids: Mapping[str, int]) -> int:
     if token not in spelled_ids:
-        raise EulerError(f"a merge joins {token!r}, which is not in the vocabulary")
+        raise EulerError(f"a merge joins {shown(token)}, which is not in the vocabulary")
     return spelled_ids[token]
