@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer, sampler = trained.tokenizer, Sampler(*settings, ids=trained.token_ids)
     prompt = trained.encode(arguments.prompt)
     if arguments.prompt:
-        print(tokenizer.decode(prompt), end="", flush=True)
+        print(tokenizer.decode(tokenizer.encode(arguments.prompt)), end="", flush=True)
 
     generator = Generator(trained.model, backend, trained.context)
-    stop = () if trained.end_of_text is None else (trained.end_of_text,)
+    stream = generator.stream(prompt, arguments.max_tokens, sampler, trained.boundaries.ends)
     decoder, moments = StreamDecoder(tokenizer), []
-    for token in generator.stream(prompt, arguments.max_tokens, sampler, stop):
+    for token in stream:
         print(decoder.push(token), end="", flush=True)
         moments.append(time.perf_counter())
     print(decoder.finish(), flush=True)

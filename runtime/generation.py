@@ -21,8 +21,9 @@ import numpy as np
 from backends.backend import Backend, Program
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
-from model.tokenizer import END_OF_DOCUMENT, Tokenizer
+from model.tokenizer import Tokenizer
 from model.transformer import forward_cached
+from runtime.boundaries import Boundaries, boundaries
 from runtime.checkpoint import load_checkpoint
 from runtime.dump import Dump
 from runtime.engine import Model, precision, zeros
@@ -153,18 +154,15 @@ def cache_arrays(model: Model, batch: int, capacity: int) -> dict[str, np.ndarra
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with its tokenizer. `context` is the length of the rows it was trained on, `notes`
-    what there is to say about the checkpoint it came from."""
+    """A model with its tokenizer. `context` is the length of the rows it was trained on,
+    `boundaries` where its texts begin and end, `notes` what there is to say about the checkpoint
+    it came from."""
 
     model: Model
     tokenizer: Tokenizer
     context: int
+    boundaries: Boundaries
     notes: Sequence[str] = ()
-
-    @property
-    def end_of_text(self) -> int | None:
-        """The id that separates documents, if the tokenizer has one."""
-        return self.tokenizer.special_tokens.get(END_OF_DOCUMENT)
 
     @property
     def token_ids(self) -> list[int]:
@@ -173,16 +171,17 @@ class Trained:
         return sorted(id for id in known if id < self.model.config.vocabulary)
 
     def encode(self, prompt: str) -> list[int]:
-        """The ids of a prompt; for an empty one the id after which every document begins.
+        """The ids of a prompt after those that the tokenizer puts before every text; where there
+        are none at all, the id that texts begin with.
 
-        Raises EulerError for an empty prompt where the tokenizer has no such id."""
-        ids = self.tokenizer.encode(prompt)
+        Raises EulerError for an empty prompt where there is no such id."""
+        ids = self.tokenizer.encode_prompt(prompt)
         if ids:
             return ids
-        if self.end_of_text is None:
-            raise EulerError("the prompt is empty, and this model's tokenizer has no "
-                             f"{END_OF_DOCUMENT} to begin a text with: give some text")
-        return [self.end_of_text]
+        if self.boundaries.begin is None:
+            raise EulerError("the prompt is empty, and this model has no token that texts begin "
+                             "with: give some text")
+        return [self.boundaries.begin]
 
 
 def load_trained(path: Path | str) -> Trained:
@@ -197,5 +196,7 @@ def load_trained(path: Path | str) -> Trained:
     model = Model(config, precision(settings["precision"]))
     checkpoint.check_shapes({p.name: p.shape for p in model.parameters})
     model.load(checkpoint.tensors)
-    return Trained(model, Tokenizer.from_json(checkpoint.tokenizer_json), settings["context"],
+    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
+    return Trained(model, tokenizer, settings["context"],
+                   boundaries(tokenizer.vocabulary, checkpoint.state.get("source")),
                    checkpoint.notes)

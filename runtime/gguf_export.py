@@ -22,11 +22,12 @@ import numpy as np
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.interchange import EMBEDDINGS, GPT2, HEAD, architecture, places
-from model.tokenizer import END_OF_DOCUMENT, Tokenizer, Vocabulary
+from model.tokenizer import Tokenizer, Vocabulary
 from model.tokenizer.pretokenizer import GPT2 as GPT2_PATTERN
 from model.tokenizer.pretokenizer import LLAMA3 as LLAMA3_PATTERN
 from model.tokenizer.tokenizer_json import spelled
 from model.transformer import rotary_frequencies
+from runtime.boundaries import Boundaries, boundaries
 from runtime.files import write_error
 from runtime.hugging_face import FLOATS
 from runtime.hugging_face_export import converted
@@ -39,23 +40,26 @@ _STYLES = {(GPT2_PATTERN, False): "gpt-2", (LLAMA3_PATTERN, True): "llama-bpe"}
 
 
 def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
-               tokenizer_json: str, dtype: str = "F32") -> None:
+               tokenizer_json: str, dtype: str = "F32",
+               source: Mapping[str, Any] | None = None) -> None:
     """Write a model, of parameters by our names, to a new file; the first prediction head only.
 
-    The same model gives the same bytes. Raises EulerError where the gguf package is missing, for a
-    model that llama.cpp has no form for, and for a file that exists."""
+    The `source` record of an import may say where texts begin and end. The same model gives the
+    same bytes. Raises EulerError where the gguf package is missing, for a model that llama.cpp has
+    no form for, and for a file that exists."""
     gguf = _package()
     out = Path(out)
     if out.exists():
         raise EulerError(f"{out} exists already: name a new file")
-    tokenizer = Tokenizer.from_json(tokenizer_json)
+    vocabulary = Tokenizer.from_json(tokenizer_json).vocabulary
     arrays = list(_arrays(gguf, config, tensors, dtype))
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         writer = gguf.GGUFWriter(beside, _kind(gguf, config)[1])
         _add_configuration(gguf, writer, config)
         writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
-        _add_tokenizer(gguf, writer, tokenizer.vocabulary, config.vocabulary)
+        _add_tokenizer(gguf, writer, vocabulary, config.vocabulary)
+        _add_boundaries(writer, vocabulary, boundaries(vocabulary, source))
         for name, array in arrays:
             bits = array.view(np.uint8) if array.dtype == FLOATS["BF16"] else array
             kind = gguf.GGMLQuantizationType.BF16 if bits is not array else None
@@ -168,8 +172,20 @@ def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) ->
     writer.add_token_types([kind for _, kind in tokens.values()])
     writer.add_token_merges([" ".join(spelled(vocabulary.tokens[part]) for part in pair)
                              for pair in vocabulary.merges])
+
+
+def _add_boundaries(writer: Any, vocabulary: Vocabulary, texts: Boundaries) -> None:
+    """The ids around a text: one before it at most, one after it. Of several ends llama.cpp has
+    the first from here, and knows others by their names."""
     # Without an end llama.cpp takes token 11 for it and stops there. Byte 255 is in no text.
-    end = vocabulary.special_tokens.get(END_OF_DOCUMENT, vocabulary.id_of_bytes[b"\xff"])
-    writer.add_bos_token_id(end)
+    never = vocabulary.id_of_bytes[b"\xff"]
+    begin = never if texts.begin is None else texts.begin
+    end = texts.ends[0] if texts.ends else never
+    if vocabulary.prefix not in ((), (begin,)) or vocabulary.suffix not in ((), (end,)):
+        raise EulerError("llama.cpp puts one token before a text and its end after it, or none; "
+                         f"this tokenizer has {list(vocabulary.prefix)} and "
+                         f"{list(vocabulary.suffix)}, and the end is {end}")
+    writer.add_bos_token_id(begin)
     writer.add_eos_token_id(end)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(bool(vocabulary.prefix))
+    writer.add_add_eos_token(bool(vocabulary.suffix))

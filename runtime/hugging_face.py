@@ -35,15 +35,16 @@ from model.interchange import (
     places,
 )
 from model.parameters import parameters
-from model.tokenizer import Tokenizer
+from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
+from runtime.boundaries import GENERATION_CONFIG, boundaries
 from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
 
 CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
 FURTHER_HEADS = "mtp_heads.safetensors"
 #: Kept as they are: settings of text generation and of how others present the tokenizer.
-KEPT = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+KEPT = (GENERATION_CONFIG, "tokenizer_config.json", "special_tokens_map.json")
 
 # Bytes of a tokenizer's file: GPT-2's and Llama 3's have 30 to 130 a token.
 _MOST_TOKENIZER, _MOST_A_TOKEN = 32 << 20, 256
@@ -94,11 +95,13 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
             raise EulerError(f"{folder / CONFIG} says {config.layers} layers, the files have no "
                              f"more than {len(found.slices)} tensors")
         source = _check(config, found, heads)
-        tokenizer_json = _read_tokenizer(folder, tokenizer, config)
+        tokenizer_json, vocabulary = _read_tokenizer(folder, tokenizer, config)
         tensors = _read_parameters(config, found, heads)
     source |= {"architecture": theirs, "config": document,
                "files": {name: read_text(folder, name)
                          for name in KEPT if os.path.lexists(folder / name)}}
+    with _naming(folder):
+        boundaries(vocabulary, source)  # refuses what is no id
     return Imported(config, tensors, tokenizer_json, source)
 
 
@@ -228,8 +231,10 @@ def _read_parameters(config: ModelConfig, found: _Found,
     return tensors
 
 
-def _read_tokenizer(folder: Path, given: Path | str | None, config: ModelConfig) -> str:
-    """The text of the tokenizer's file, which has been checked to go with the model."""
+def _read_tokenizer(folder: Path, given: Path | str | None,
+                    config: ModelConfig) -> tuple[str, Vocabulary]:
+    """The text of the tokenizer's file, which has been checked to go with the model, and what it
+    says."""
     path = folder / TOKENIZER if given is None else Path(given).resolve()
     if given is None and not os.path.lexists(path):
         raise EulerError(f"{path} is missing: give the model's tokenizer.json with --tokenizer")
@@ -242,7 +247,7 @@ def _read_tokenizer(folder: Path, given: Path | str | None, config: ModelConfig)
     if tokenizer.vocabulary_size > config.vocabulary:
         raise EulerError(f"tokenizer {path} has ids up to {tokenizer.vocabulary_size - 1}, the "
                          f"model's vocabulary is {config.vocabulary}")
-    return text
+    return text, tokenizer.vocabulary
 
 
 def _tensor_files(folder: Path) -> list[str]:

@@ -17,7 +17,8 @@ from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.hugging_face_config import write_config
 from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, places
-from model.tokenizer import END_OF_DOCUMENT, Tokenizer
+from model.tokenizer import Tokenizer
+from runtime.boundaries import boundaries
 from runtime.files import write_error
 from runtime.hugging_face import (
     CONFIG,
@@ -129,12 +130,15 @@ def _texts(config: ModelConfig, tokenizer_json: str, source: Mapping[str, Any] |
             document[key] = numpy_name
         others = source["files"]
     else:
-        special = Tokenizer.from_json(tokenizer_json).special_tokens
-        end = END_OF_DOCUMENT if END_OF_DOCUMENT in special else None
-        document = write_config(config, numpy_name, special.get(END_OF_DOCUMENT))
+        vocabulary = Tokenizer.from_json(tokenizer_json).vocabulary
+        texts = boundaries(vocabulary)
+        begin, end = texts.begin, texts.ends[0] if texts.ends else None
+        document = write_config(config, numpy_name, begin, end)
+        names = {id: token.decode() for id, token in vocabulary.token_bytes.items()
+                 if id in (begin, end)}
         settings = {"tokenizer_class": "PreTrainedTokenizerFast",
                     "model_max_length": config.context, "clean_up_tokenization_spaces": False,
-                    "bos_token": end, "eos_token": end}
+                    "bos_token": names.get(begin), "eos_token": names.get(end)}
         others = {"tokenizer_config.json": _json(settings)}
     return {CONFIG: _json(document), TOKENIZER: tokenizer_json, **others}
 

@@ -277,7 +277,7 @@ def test_an_empty_prompt_begins_a_document(run, tmp_path, capsys):
 
 def test_a_prompt_cannot_forge_the_end_of_a_document(run):
     trained = load_trained(run)
-    assert trained.end_of_text not in trained.encode(f"rose{END_OF_DOCUMENT}name")
+    assert trained.boundaries.begin not in trained.encode(f"rose{END_OF_DOCUMENT}name")
 
 
 def test_the_context_is_that_of_the_training(tmp_path, capsys):

@@ -82,7 +82,7 @@ def test_the_newer_spelling_says_the_same(name):
 @pytest.mark.parametrize("scaling", [None, OURS, RopeScaling("linear", 2.5)])
 def test_configurations_go_out_and_come_back(scaling):
     config = replace(PRESETS["llama-124m"], rope_scaling=scaling)
-    assert read_config(write_config(config, "float32", None)) == config
+    assert read_config(write_config(config, "float32", None, None)) == config
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
