@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from euler_ir.errors import EulerError, shown
+from model.json_values import check_keys, is_number, is_positive_number
 
 #: More than any model has. What a file claims beyond is a fault, or an attack on our memory.
 MOST, MOST_POSITIONS = 1 << 24, 1 << 20
@@ -62,7 +62,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
             raise EulerError(f"no rotary scaling {shown(self.kind)}; known: linear, llama3")
-        if not _is_number(self.factor) or self.factor < 1:
+        if not is_number(self.factor) or self.factor < 1:
             raise EulerError(f"rotary scaling's factor must be a number from 1 on, "
                              f"got {shown(self.factor)}")
         low, high, context = self.low_freq_factor, self.high_freq_factor, self.original_context
@@ -70,25 +70,13 @@ class RopeScaling:
             if (low, high, context) != (None, None, None):
                 raise EulerError("linear rotary scaling has a factor and nothing else")
             return
-        if not (_is_number(low) and _is_number(high) and 0 < low < high):
+        if not (is_number(low) and is_number(high) and 0 < low < high):
             raise EulerError("rotary scaling's low_freq_factor and high_freq_factor must be "
                              f"positive numbers, the second larger; got {shown(low)} and "
                              f"{shown(high)}")
         if type(context) is not int or context < 1:
             raise EulerError("rotary scaling's original_context must be a positive whole number, "
                              f"got {shown(context)}")
-
-
-def _is_number(value: object) -> bool:
-    try:
-        return type(value) in (int, float) and math.isfinite(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        return False
-
-
-def is_positive_number(value: object) -> bool:
-    """Whether a value from a file is a finite number above 0."""
-    return _is_number(value) and value > 0
 
 
 @dataclass(frozen=True)
@@ -169,19 +157,6 @@ class ModelConfig:
             check_keys("model rope_scaling", scaling, RopeScaling)
             values = {**values, "rope_scaling": RopeScaling(**scaling)}
         return ModelConfig(**values)
-
-
-def check_keys(what: str, values: object, kind: type) -> None:
-    """Raise EulerError unless the value from a file is an object with the fields of a dataclass;
-    those that have a default may be missing."""
-    if not isinstance(values, Mapping):
-        raise EulerError(f"{what} must be an object, got {shown(values)}")
-    names = {f.name for f in fields(kind)}
-    required = {f.name for f in fields(kind) if f.default is MISSING}
-    for wrong, keys in (("unknown", set(values) - names), ("missing", required - set(values))):
-        if keys:
-            raise EulerError(f"{what} has {wrong} keys: "
-                             f"{', '.join(shown(key) for key in sorted(keys))}")
 
 
 def _gpt2(width: int, heads: int, layers: int) -> ModelConfig:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from euler_ir.errors import EulerError, shown
-from model.config import MOST, MOST_POSITIONS, ModelConfig, RopeScaling, is_positive_number
+from model.config import MOST, MOST_POSITIONS, ModelConfig, RopeScaling
 from model.interchange import GPT2, LLAMA, architecture
+from model.json_values import is_positive_number
 
 _MODEL_TYPES = {"gpt2": GPT2, "llama": LLAMA}
 
@@ -94,10 +95,8 @@ def read_config(document: object) -> ModelConfig:
     return ModelConfig("llama", rope_base=base, rope_scaling=scaling, **sizes)
 
 
-def write_config(config: ModelConfig, dtype: str, begin: int | None,
-                 end: int | None) -> dict[str, Any]:
-    """The `config.json` of a model whose tensors have the type `dtype` (float32, ...), and whose
-    texts begin and end with these ids.
+def write_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> dict[str, Any]:
+    """The `config.json` of a model whose tensors have the type `dtype` (float32, ...).
 
     Raises EulerError for a model that Hugging Face's classes have no place for."""
     kind = architecture(config)
@@ -111,7 +110,8 @@ def write_config(config: ModelConfig, dtype: str, begin: int | None,
                      "mlp_bias": False, "rope_theta": config.rope_base,
                      "rope_scaling": _write_scaling(config.rope_scaling)}
     # Null where there is none: the classes' own defaults are ids of other vocabularies.
-    return document | {"bos_token_id": begin, "eos_token_id": end, "torch_dtype": dtype}
+    return document | {"bos_token_id": end_of_text, "eos_token_id": end_of_text,
+                       "torch_dtype": dtype}
 
 
 def _architecture_of(document: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from euler_ir.errors import EulerError
 OK, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 2, 130, 141
 #: Of integers without another limit: more than anybody counts here, and exact as a float.
 _LARGEST = 2**31 - 1
+_LONGEST_LINE = 2000  # characters of an error
 
 Main = Callable[[Sequence[str] | None], int | None]
 
@@ -84,8 +85,13 @@ def _fail(message: str) -> int:
 
 
 def one_line(message: str) -> str:
-    """The message with line breaks and runs of spaces made single spaces."""
-    return " ".join(message.split())
+    """The message with line breaks and runs of spaces made single spaces, what does not print
+    escaped (a terminal obeys some of it), and its middle left out where it is very long."""
+    line = " ".join(message.split())
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    if len(line) <= _LONGEST_LINE:
+        return line
+    return f"{line[:_LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2:]}"
 
 
 def path(text: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model.json_values import LARGEST, is_number
 from runtime.files import read_error, write_atomic, write_error
 
 FILE_NAME = "metrics.jsonl"
@@ -88,9 +89,11 @@ def _read(path: Path) -> bytes:
 def _parse(line: bytes) -> dict | None:
     try:
         parsed = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return parsed if isinstance(parsed, dict) and "step" in parsed else None
+    if not isinstance(parsed, dict) or type(parsed.get("step")) is not int:
+        return None
+    return parsed if 0 <= parsed["step"] <= LARGEST else None
 
 
 def smooth(values: np.ndarray, reach: int = _REACH) -> np.ndarray:
@@ -150,7 +153,7 @@ def _save(figure, path: Path) -> Path:
 
 def _series(lines: list[dict], name: str) -> np.ndarray:
     """(step, value) of each line that has a value of that name, float64 [n, 2]."""
-    pairs = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    pairs = [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
     return np.array(pairs, np.float64).reshape(-1, 2)
 
 

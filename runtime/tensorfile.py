@@ -14,7 +14,9 @@ offsets, then the tensors' bytes. (https://github.com/huggingface/safetensors)
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from typing import BinaryIO
 import ml_dtypes
 import numpy as np
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 from runtime.files import read_error
 
 _TYPES = {
@@ -39,6 +41,7 @@ _TYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_MOST_AXES, _LONGEST_AXIS = 16, 1 << 48
 _BLOCK = 4096  # bytes; a file system writes, and loses, whole blocks
 
 
@@ -65,7 +68,10 @@ def read_text(path: Path, record: FileRecord) -> str:
     content = _read(path, record)
     if zlib.crc32(content) != record.checksum:
         raise _damaged(path)
-    return content.decode()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise EulerError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> FileRecord:
@@ -96,22 +102,51 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> FileRecord:
 
 
 def read_tensors(path: Path, record: FileRecord) -> dict[str, np.ndarray]:
-    """The tensors written by `write_tensors`; EulerError when the file is not whole."""
+    """The tensors written by `write_tensors`; EulerError when the file is not whole.
+
+    A checksum is no seal: whoever forges a file forges its sum too. So the header is checked."""
     content = _read(path, record)
-    data_start = 8 + struct.unpack_from("<Q", content)[0]
+    header, data_start = _header(content)
+    if header is None:
+        raise EulerError(f"{path} is damaged: it has no header of a safetensors file")
     crc = zlib.crc32(content[:data_start])
+    bytes_of_all = np.frombuffer(content, np.uint8)[data_start:]
     tensors = {}
-    try:
-        for name, entry in json.loads(content[8:data_start]).items():
-            begin, end = (data_start + offset for offset in entry["data_offsets"])
-            data = np.frombuffer(content, np.uint8)[begin:end]
-            crc = zlib.crc32(_block_sums(data), crc)
-            tensors[name] = data.view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (ValueError, TypeError, KeyError, AttributeError):  # the header itself is damaged
-        raise _damaged(path) from None
+    for name, entry in header.items():
+        match entry:
+            case {"dtype": str(kind), "shape": list(shape), "data_offsets": [begin, end]} if (
+                    _is_sound(kind, shape, begin, end, bytes_of_all.size)):
+                data = bytes_of_all[begin:end]
+            case _:
+                raise EulerError(f"{path} is damaged: its header says of {shown(name)} "
+                                 f"{shown(entry)}")
+        crc = zlib.crc32(_block_sums(data), crc)
+        tensors[name] = data.view(_TYPES[kind]).reshape(shape)
     if crc != record.checksum:
         raise _damaged(path)
     return tensors
+
+
+def _header(content: bytes) -> tuple[dict | None, int]:
+    """A file's header, None where there is none, and where the tensors' bytes begin."""
+    if len(content) < 8:
+        return None, 0
+    data_start = 8 + struct.unpack_from("<Q", content)[0]
+    try:
+        header = json.loads(content[8:data_start])
+    except (ValueError, RecursionError):
+        return None, data_start
+    return header if isinstance(header, dict) else None, data_start
+
+
+def _is_sound(kind: str, shape: list, begin: object, end: object, size: int) -> bool:
+    """Whether a tensor of this type and shape lies at these offsets of so many bytes. (An axis of
+    length 0 makes any other ones fit; numpy takes no longer ones than these.)"""
+    return (kind in _TYPES and len(shape) <= _MOST_AXES
+            and all(type(n) is int and 0 <= n < _LONGEST_AXIS for n in shape)
+            and math.prod(max(n, 1) for n in shape) < _LONGEST_AXIS
+            and type(begin) is int and type(end) is int and 0 <= begin <= end <= size
+            and end - begin == math.prod(shape) * _TYPES[kind].itemsize)
 
 
 def _block_sums(data: np.ndarray) -> bytes:
@@ -143,14 +178,16 @@ def _write(file: BinaryIO, left: memoryview) -> None:
 
 def _read(path: Path, record: FileRecord) -> bytes:
     try:
-        content = path.read_bytes()
+        found = path.stat()  # before it is opened: a pipe would wait for whoever writes to it
+        if not stat.S_ISREG(found.st_mode):
+            raise EulerError(f"{path} is not a regular file")
+        if found.st_size != record.bytes:
+            raise EulerError(f"{path} has {found.st_size} bytes, it was saved with {record.bytes}")
+        return path.read_bytes()
     except FileNotFoundError:
         raise EulerError(f"{path} is missing") from None
     except OSError as error:
         raise read_error(error, path) from error
-    if len(content) != record.bytes:
-        raise EulerError(f"{path} has {len(content)} bytes, it was saved with {record.bytes}")
-    return content
 
 
 def _damaged(path: Path) -> EulerError:

@@ -6,8 +6,10 @@ import os
 import random
 import resource
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import ml_dtypes
@@ -18,7 +20,7 @@ import safetensors.numpy
 import runtime.checkpoint
 from euler_ir.errors import EulerError
 from runtime.checkpoint import CheckpointWriter, load_checkpoint
-from runtime.tensorfile import write_tensors
+from runtime.tensorfile import FileRecord, read_tensors, read_text, write_tensors
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = '{"vocab": "é"}'
@@ -214,6 +216,51 @@ def test_a_newer_format_is_not_taken_for_damage(run):
     state.write_text(json.dumps(document))
     with pytest.raises(EulerError, match="format 99, this program reads up to 1"):
         load_checkpoint(run)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+FORGED_HEADERS = [
+    b"", b"{", b"\xff", b"[" * 5000, b"9" * 5000, b"[]", b"null", b'"a"',
+    *(json.dumps({"a": entry}).encode() for entry in [
+        None, 1, [], {}, ENTRY | {"dtype": "F8"}, ENTRY | {"dtype": []}, ENTRY | {"shape": 2},
+        ENTRY | {"shape": [-2]}, ENTRY | {"shape": [2.0]}, ENTRY | {"shape": [True, 2]},
+        ENTRY | {"shape": [2**62, 8]}, ENTRY | {"shape": [0, 2**70], "data_offsets": [0, 0]},
+        ENTRY | {"shape": [0] + [2**20] * 9, "data_offsets": [0, 0]},
+        ENTRY | {"shape": [1] * 70 + [2]}, ENTRY | {"data_offsets": [0]},
+        ENTRY | {"data_offsets": [0, 8, 8]}, ENTRY | {"data_offsets": [-8, 0]},
+        ENTRY | {"data_offsets": [8, 0]}, ENTRY | {"data_offsets": [4, 12]},
+        ENTRY | {"data_offsets": [0, 2**64]}, ENTRY | {"data_offsets": ["0", "8"]},
+    ]),
+]
+
+
+@pytest.mark.parametrize("header", FORGED_HEADERS, ids=lambda header: str(header[:60]))
+def test_headers_that_no_save_writes_are_refused(tmp_path, header):
+    """Whatever the record says: a checksum is no seal."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(EulerError, match="x.safetensors is damaged: it") as caught:
+        read_tensors(path, FileRecord(path.stat().st_size, 0))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("length", [1, 2**63, 2**64 - 1])
+def test_headers_longer_than_the_file_are_refused(tmp_path, length):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", length)[:7 if length == 1 else 8])
+    with pytest.raises(EulerError, match="it has no header of a safetensors file"):
+        read_tensors(path, FileRecord(path.stat().st_size, 0))
+
+
+def test_what_is_no_file_of_a_checkpoint_is_refused(tmp_path):
+    (tmp_path / "text").write_bytes(b"a\xff")
+    with pytest.raises(EulerError, match="text is not UTF-8 at byte 1"):
+        read_text(tmp_path / "text", FileRecord(2, zlib.crc32(b"a\xff")))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(EulerError, match=f"{name} is not a regular file"):
+            read_text(tmp_path / name, FileRecord(0, 0))
 
 
 # What is kept

@@ -35,6 +35,16 @@ def test_each_way_to_end_has_its_code_and_one_line(capsys, error, code, line):
     assert written.out == "" and written.err.startswith(line) and written.err.count("\n") == 1
 
 
+def test_what_a_message_quotes_is_neither_obeyed_nor_endless(capsys):
+    def main(argv):
+        raise EulerError("bad \x1b[2J\u202e\ud800 " + "x" * 10**6 + " end")
+
+    assert run_command(main, []) == 2
+    written = capsys.readouterr().err
+    assert written.startswith(r"error: bad \x1b[2J\u202e\ud800 xxx")
+    assert written.endswith("xxx end\n") and len(written) < 2100
+
+
 def test_the_code_of_the_command_itself_is_passed_on():
     assert run_command(lambda argv: None, []) == 0
     assert run_command(lambda argv: len(argv), ["a"]) == 1

@@ -23,6 +23,16 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("line", ["[" * 9999, '{"step": "1"}', '{"step": -1}', "[]", "{}",
+                                  '{"step": 1' + "0" * 400 + "}"])
+def test_lines_that_no_run_writes_are_dropped(tmp_path, line):
+    good = '{"step": 1, "loss": "low", "val_loss": 2.0}\n'
+    (tmp_path / "metrics.jsonl").write_text(line + "\n" + good)
+    assert plot_losses(tmp_path).exists()  # without what is no number
+    MetricsWriter(tmp_path, step=1).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == good
+
+
 @pytest.mark.parametrize("tail", ["", '{"step": 6, "lo', '{"step": 5}\n{"step"'])
 def test_resuming_drops_what_lies_past_the_checkpoint(tmp_path, tail):
     with MetricsWriter(tmp_path) as writer:
@@ -90,13 +100,14 @@ def test_runs_of_one_day_get_names_of_their_own(tmp_path):
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
     path = claim_run_directory(tmp_path / "a" / "b")
     assert path.is_dir() and claim_run_directory(path) == path
-    (path / "metrics.jsonl").touch()
+    (path / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(EulerError, match="holds a run already"):
         claim_run_directory(path)
 
 
 def test_what_a_run_leaves_that_was_killed_as_it_began_is_no_run(tmp_path):
     (tmp_path / "checkpoints" / ".writing").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").touch()
     assert claim_run_directory(tmp_path) == tmp_path
     (tmp_path / "checkpoints" / "step-000010").mkdir()
     with pytest.raises(EulerError, match="holds a run already"):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from euler_ir.errors import EulerError, shown
+from model.json_values import field
 from model.tokenizer import post_processor
 from model.tokenizer.pretokenizer import GPT2, LLAMA3, LLAMA3_REGEX
 from model.tokenizer.vocabulary import Vocabulary
@@ -129,12 +130,12 @@ def read(text: str) -> Vocabulary:
     if not isinstance(document, dict):
         raise EulerError("not a tokenizer file: the JSON document is not an object")
     pattern = _refuse_unsupported(document)
-    model = _field(document, "model", dict)
-    spelled_ids = _field(model, "vocab", dict)
+    model = field(document, "model", dict)
+    spelled_ids = field(model, "vocab", dict)
     for token, number in spelled_ids.items():
         _check_id(token, number)
     special_tokens, added_tokens = _read_added(document)
-    merges = [_split_merge(merge) for merge in _field(model, "merges", list)]
+    merges = [_split_merge(merge) for merge in field(model, "merges", list)]
 
     added = special_tokens | added_tokens
     for text, number in added.items():
@@ -194,7 +195,7 @@ def _refuse_unsupported(document: Mapping[str, Any]) -> str:
     if kind != "ByteLevel":
         raise EulerError(f"decoder {shown(kind)} is not supported; it must be 'ByteLevel'")
     # GPT-2's own file does not name the model's type.
-    kind = _field(document, "model", dict).get("type", "BPE")
+    kind = field(document, "model", dict).get("type", "BPE")
     if kind != "BPE":
         raise EulerError(f"model {shown(kind)} is not supported; it must be 'BPE'")
     _check_options("model", document["model"], _HARMLESS)
@@ -233,16 +234,9 @@ def _check_options(
             )
 
 
-def _field(parent: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = parent.get(name)
-    if not isinstance(value, kind):
-        raise EulerError(f"{name} must be of JSON type {kind.__name__}, not {type(value).__name__}")
-    return value
-
-
 def _flag(parent: Mapping[str, Any], name: str) -> bool:
     """An option that is true or false, false where it is null or missing."""
-    return parent.get(name) is not None and _field(parent, name, bool)
+    return parent.get(name) is not None and field(parent, name, bool)
 
 
 def _check_id(token: str, number: object) -> None:
@@ -258,7 +252,7 @@ def _read_added(document: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, 
     special_tokens: dict[str, int] = {}
     added_tokens: dict[str, int] = {}
     entries = document.get("added_tokens")
-    for entry in [] if entries is None else _field(document, "added_tokens", list):
+    for entry in [] if entries is None else field(document, "added_tokens", list):
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             raise EulerError(f"an added token has no text: {shown(entry)}")
         text = entry["content"]
