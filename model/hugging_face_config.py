@@ -95,8 +95,10 @@ def read_config(document: object) -> ModelConfig:
     return ModelConfig("llama", rope_base=base, rope_scaling=scaling, **sizes)
 
 
-def write_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> dict[str, Any]:
-    """The `config.json` of a model whose tensors have the type `dtype` (float32, ...).
+def write_config(config: ModelConfig, dtype: str, begin: int | None,
+                 end: int | None) -> dict[str, Any]:
+    """The `config.json` of a model whose tensors have the type `dtype` (float32, ...), and whose
+    texts begin and end with these ids.
 
     Raises EulerError for a model that Hugging Face's classes have no place for."""
     kind = architecture(config)
@@ -110,8 +112,7 @@ def write_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> di
                      "mlp_bias": False, "rope_theta": config.rope_base,
                      "rope_scaling": _write_scaling(config.rope_scaling)}
     # Null where there is none: the classes' own defaults are ids of other vocabularies.
-    return document | {"bos_token_id": end_of_text, "eos_token_id": end_of_text,
-                       "torch_dtype": dtype}
+    return document | {"bos_token_id": begin, "eos_token_id": end, "torch_dtype": dtype}
 
 
 def _architecture_of(document: Mapping[str, Any]) -> str:
