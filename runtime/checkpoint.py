@@ -33,6 +33,8 @@ from pathlib import Path
 import numpy as np
 
 from euler_ir.errors import EulerError
+from model.config import ModelConfig
+from model.parameters import parameters
 from runtime.files import read_error, write_error
 from runtime.tensorfile import FileRecord, read_tensors, read_text, write_tensors, write_text
 
@@ -209,6 +211,19 @@ def load_checkpoint(path: Path | str, *, with_moments: bool = True) -> Checkpoin
     if notes:
         raise EulerError(f"{path} has no whole checkpoint: {notes[0]}")
     return None
+
+
+def load_model(path: Path | str) -> tuple[Checkpoint, ModelConfig]:
+    """Load a checkpoint as `load_checkpoint` does, without moments, for its model's sake, and the
+    model's configuration; the tensors are those of such a model.
+
+    Raises EulerError for a run that has no checkpoint yet, too."""
+    checkpoint = load_checkpoint(path, with_moments=False)
+    if checkpoint is None:
+        raise EulerError(f"{path} has no checkpoint yet")
+    config = ModelConfig.from_dict(checkpoint.state["model"])
+    checkpoint.check_shapes({p.name: p.shape for p in parameters(config)})
+    return checkpoint, config
 
 
 class NewerFormatError(EulerError):

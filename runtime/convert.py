@@ -6,11 +6,12 @@
 
 A Hugging Face folder holds `config.json`, `model.safetensors` (or shards and their index) and
 `tokenizer.json`, of class GPT2LMHeadModel or LlamaForCausalLM. Import makes a run directory with
-one checkpoint, which `generate` takes; an optimizer's state is not in it, so training cannot be
-resumed from it. Export makes a folder that `transformers` loads; prediction heads after the first
-go to `mtp_heads.safetensors` in it, and come back on import. What was imported is exported as it
-was: tensors to the bit, with their names and types, and the configuration. `--dtype` gives all
-parameters another type.
+one checkpoint, which `generate` takes, and `train --init`; there is no training run in it that
+`--resume` could go on with. Export makes a folder that `transformers` loads; prediction heads after
+the first go to `mtp_heads.safetensors` in it, and come back on import. What was imported is
+exported as it was: tensors to the bit, with their names and types, and the configuration. What was
+trained since then keeps names and configuration, and has the type it was trained in. `--dtype`
+gives all parameters another type.
 
 GGUF is llama.cpp's format: one file with weights (f32 unless `--dtype` says otherwise),
 configuration and tokenizer, written by the gguf package. It has no place for prediction heads after
@@ -25,9 +26,9 @@ from pathlib import Path
 
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
-from model.parameters import parameter_count, parameters
+from model.parameters import parameter_count
 from runtime.arguments import CHECKPOINT
-from runtime.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
+from runtime.checkpoint import Checkpoint, CheckpointWriter, load_model
 from runtime.cli import Parser, path, run_command
 from runtime.gguf_export import write_gguf
 from runtime.hugging_face import read_folder
@@ -111,19 +112,14 @@ def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
         raise EulerError(f"GGUF has no place for {config.prediction_heads - 1} of the model's "
                          f"{config.prediction_heads} prediction heads: leave them out with "
                          "--first-head-only")
-    write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype,
-               checkpoint.state.get("source"))
+    write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype)
     print(f"{checkpoint.path}: {dtype} -> {to}")
 
 
 def _load(checkpoint_path: Path | str) -> tuple[Checkpoint, ModelConfig]:
-    checkpoint = load_checkpoint(checkpoint_path, with_moments=False)
-    if checkpoint is None:
-        raise EulerError(f"{checkpoint_path} has no checkpoint yet")
+    checkpoint, config = load_model(checkpoint_path)
     for note in checkpoint.notes:
         print(note, file=sys.stderr)
-    config = ModelConfig.from_dict(checkpoint.state["model"])
-    checkpoint.check_shapes({p.name: p.shape for p in parameters(config)})
     return checkpoint, config
 
 

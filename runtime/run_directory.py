@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 from euler_ir.errors import EulerError
 from runtime.files import write_error
 
+_DATE = re.compile(r"^\d{4}-\d\d-\d\d-")
 _CONTENTS = ("config.json", "metrics.jsonl", "checkpoints")
 
 
-def new_run_directory(preset: str, root: Path | str = "runs") -> Path:
-    """Create `ROOT/<date>-<preset>`, or with `-2`, `-3`, ... where that name is taken."""
-    name = f"{datetime.date.today().isoformat()}-{preset}"
+def new_run_directory(run: str, root: Path | str = "runs") -> Path:
+    """Create `ROOT/<date>-<run>`, or with `-2`, `-3`, ... where that name is taken."""
+    name = f"{datetime.date.today().isoformat()}-{run}"
     number = 1
     while True:
         path = Path(root) / (name if number == 1 else f"{name}-{number}")
@@ -26,6 +28,13 @@ def new_run_directory(preset: str, root: Path | str = "runs") -> Path:
             number += 1
         except OSError as error:
             raise write_error(error, path) from error
+
+
+def run_name(checkpoint: Path) -> str:
+    """The name, less its date, of the run that a checkpoint lies in; of one that lies in none, its
+    own."""
+    in_run = checkpoint.parent.name == "checkpoints"
+    return _DATE.sub("", (checkpoint.parent.parent if in_run else checkpoint).name)
 
 
 def run_directory_of(checkpoint: Path) -> Path:
@@ -49,9 +58,16 @@ def claim_run_directory(path: Path | str) -> Path:
     except OSError as error:
         raise write_error(error, path) from error
     for name in _CONTENTS:
-        # An empty checkpoints/ is all that a run leaves that was killed as it began.
-        if (path / name).is_file() or any((path / name).glob("[!.]*")):
+        if _holds_something(path / name):
             raise EulerError(
                 f"{path} holds a run already ({name}): resume that one, or name another directory"
             )
     return path
+
+
+def _holds_something(path: Path) -> bool:
+    """False also for what a run leaves that was killed as it began: a file without content, a
+    directory without checkpoints."""
+    if path.is_file():
+        return path.stat().st_size > 0
+    return any(path.glob("[!.]*"))

@@ -5,12 +5,17 @@ A run directory's `config.json` and every checkpoint hold them, so `--resume` ne
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from euler_ir.errors import EulerError
 from model.config import ModelConfig, preset
 from model.optimizer import AdamWConfig, LearningRate
+from model.parameters import parameter_count
+from runtime.run_directory import run_name
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,12 @@ class Recipe:
 #: nano-1m's are chosen for a minute on two cores, see benchmarks/default-run.md. From 100M
 #: parameters on, rates are those of GPT-3's models of like size (Brown et al. 2020,
 #: arXiv:2005.14165, table 2.1).
+#:
+#: A run that begins with trained weights has the recipe of the preset nearest in size, with a tenth
+#: of its rate and of its steps. That gives 6e-5 at 124M parameters, where GPT was fine-tuned with
+#: 6.25e-5 (Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training",
+#: section 4.1), and 2e-5 from 1.5B on, as Llama 2 was (Touvron et al. 2023, arXiv:2307.09288,
+#: section 3.1).
 RECIPES = {
     "nano-1m": Recipe(batch_size=2, steps=1500, lr=2.5e-3, warmup=100),
     "nano-10m": Recipe(batch_size=8, steps=2000, lr=1e-3, warmup=100),
@@ -36,14 +47,30 @@ RECIPES = {
     "gpt2-774m": Recipe(batch_size=1, steps=5000, lr=2.5e-4, warmup=200),
     "gpt2-1558m": Recipe(batch_size=1, steps=5000, lr=2e-4, warmup=200),
 }
+_FINE_TUNING_SHARE = 10
+#: The longest rows that a run takes from a checkpoint: models that reach further are rarely trained
+#: that far, and memory grows with it.
+_FINE_TUNING_CONTEXT = 1024
+
+
+def fine_tuning_recipe(config: ModelConfig) -> Recipe:
+    """The recipe for going on with the weights of such a model (see RECIPES)."""
+    size = parameter_count(config)
+    nearest = min(RECIPES, key=lambda name: abs(math.log(parameter_count(preset(name)) / size)))
+    recipe = RECIPES[nearest]
+    return replace(recipe, steps=recipe.steps // _FINE_TUNING_SHARE,
+                   lr=recipe.lr / _FINE_TUNING_SHARE)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A run's settings. `data` are the paths given (none: the shipped text), `tokenizer` a file or
-    None for one trained on the data; `steps` is the whole run's length, resumed parts included."""
+    """A run's settings.
 
-    preset: str
+    Its model is new, of a `preset`, or that of the checkpoint `init`, which gives the tokenizer
+    too. `data` are the paths given (none: the shipped text), `tokenizer` a file or None for one
+    trained on the data; `steps` is the whole run's length, resumed parts included."""
+
+    preset: str | None
     steps: int
     batch_size: int
     context: int
@@ -58,29 +85,41 @@ class Settings:
     eval_every: int = 0
     checkpoint_every: int = 10
     seed: int = 0
+    init: str | None = None
 
     #: What a resumed run may change without being another run.
     CHANGEABLE: ClassVar = ("steps", "data", "eval_every", "checkpoint_every", "recompute")
+
+    def __post_init__(self) -> None:
+        if (self.preset is None) == (self.init is None):
+            raise EulerError("a run's model comes from a preset or from a checkpoint (init), got "
+                             f"preset {self.preset!r} and init {self.init!r}")
 
     @staticmethod
     def for_preset(name: str, **given) -> Settings:
         """The preset's recipe with what was given (not None) in its place."""
         config = preset(name)
-        recipe = asdict(RECIPES[name])
-        given = {key: value for key, value in given.items() if value is not None}
-        values = {"context": config.context, "schedule": "cosine", **recipe, **given}
-        if "warmup" not in given:
-            values["warmup"] = min(values["warmup"], values["steps"] // 10)
-        if "eval_every" not in given:
-            values["eval_every"] = max(values["steps"] // 3, 1)
-        settings = Settings(preset=name, **values)
+        settings = _complete(config, RECIPES[name], given, preset=name, context=config.context)
         if config.parts.given_vocabulary and not settings.tokenizer:
             raise EulerError(f"{name} has the vocabulary of a published tokenizer: give its "
                              "tokenizer.json with --tokenizer")
-        if settings.context > config.context:
-            raise EulerError(f"--context {settings.context} is longer than {name}'s "
-                             f"{config.context}")
         return settings
+
+    @staticmethod
+    def for_checkpoint(path: Path, config: ModelConfig, trained: Mapping[str, Any],
+                       **given) -> Settings:
+        """Settings of a new run that begins with a checkpoint's model: the recipe for its size,
+        rows and precision of the settings it was `trained` with, and what was given (not None) in
+        their place."""
+        context = min(trained["context"], config.context, _FINE_TUNING_CONTEXT)
+        return _complete(config, fine_tuning_recipe(config), given, preset=None,
+                         init=str(path.resolve()), context=context,
+                         precision=trained["precision"])
+
+    @property
+    def name(self) -> str:
+        """What to call the run: after its preset, or after the run that its weights come from."""
+        return self.preset or run_name(Path(self.init))
 
     def resumed_with(self, **given) -> Settings:
         """These settings with the changes a resumed run may make; others are refused."""
@@ -88,9 +127,10 @@ class Settings:
                    if value is not None and value != getattr(self, key)}
         for key in changes:
             if key not in self.CHANGEABLE:
-                flag = "--" + key.replace("_", "-")
+                flag, own = "--" + key.replace("_", "-"), getattr(self, key)
                 raise EulerError(f"{flag} {changes[key]} does not fit the run to resume, which has "
-                                 f"{getattr(self, key)}; leave it out, or start a new run")
+                                 f"{'none' if own is None else own}; leave it out, or start a new "
+                                 "run")
         return replace(self, **changes)
 
     @property
@@ -102,7 +142,7 @@ class Settings:
         return AdamWConfig()
 
     def model(self, vocabulary_size: int) -> ModelConfig:
-        """The preset's model for a tokenizer: one with fewer tokens than the preset allows makes
+        """A preset's model for a tokenizer: one with fewer tokens than the preset allows makes
         the embedding and heads smaller, one with more is refused."""
         config = preset(self.preset)
         if vocabulary_size > config.vocabulary:
@@ -122,3 +162,19 @@ class Settings:
         if wrong:
             raise EulerError(f"the run's settings have unknown or missing keys: {', '.join(wrong)}")
         return Settings(**{**values, "data": tuple(values.get("data", ()))})
+
+
+def _complete(config: ModelConfig, recipe: Recipe, given: Mapping[str, Any], *, context: int,
+              **origin) -> Settings:
+    """Settings for such a model: those given (not None), else the recipe's and the other ones."""
+    given = {key: value for key, value in given.items() if value is not None}
+    values = {**origin, "context": context, "schedule": "cosine", **asdict(recipe), **given}
+    if "warmup" not in given:
+        values["warmup"] = min(values["warmup"], values["steps"] // 10)
+    if "eval_every" not in given:
+        values["eval_every"] = max(values["steps"] // 3, 1)
+    settings = Settings(**values)
+    if settings.context > config.context:
+        raise EulerError(f"--context {settings.context} is longer than {settings.name}'s "
+                         f"{config.context}")
+    return settings

@@ -20,7 +20,7 @@ from runtime.arguments import (
     backend_of,
     refuse_together,
 )
-from runtime.checkpoint import load_checkpoint
+from runtime.checkpoint import load_checkpoint, load_model
 from runtime.cli import INTERRUPTED, OK, Parser, integer, number, path, run_command
 from runtime.dump import Dump
 from runtime.generation import Generator
@@ -35,6 +35,9 @@ _SAMPLE_TOKENS = 200
 #: Arguments that do not go together, and why.
 _CONFLICTS = (
     ("resume", "out", "a resumed run stays in its own directory"),
+    ("resume", "init", "a resumed run goes on with its own weights"),
+    ("init", "preset", "the model is that of the checkpoint"),
+    ("init", "tokenizer", "the tokenizer is that of the checkpoint"),
 )
 
 
@@ -47,7 +50,7 @@ def parser() -> Parser:
     p.add_argument("--tokenizer", type=path, metavar="FILE",
                    help="a tokenizer.json (one trained on the data)")
     p.add_argument("--out", type=path, metavar="DIR",
-                   help="the run's directory (runs/<date>-<preset>)")
+                   help="the run's directory (runs/<date>-<preset or name of --init's run>)")
     p.add_argument("--steps", type=integer(1), metavar="N", help="length of the whole run")
     add_rows(p)
     add_precision(p, default=None)
@@ -63,6 +66,10 @@ def parser() -> Parser:
     add_seed(p, "everything random", default=None)
     p.add_argument("--dump-ir", type=path, metavar="DIR",
                    help="write down every stage of the compiler")
+    p.add_argument("--init", type=path, metavar="DIR",
+                   help="begin with the weights, the model's shape and the tokenizer of "
+                        f"{CHECKPOINT}, imported ones included; by default with a tenth of the "
+                        "rate and steps of the preset nearest in size")
     p.add_argument("--resume", type=path, metavar="DIR", help=f"go on with a run: {CHECKPOINT}")
     return p
 
@@ -81,10 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.resume:
         run, directory = _resume(arguments, given, backend, dump)
     else:
-        settings = Settings.for_preset(arguments.preset or DEFAULT_PRESET, **given)
-        run = Run(settings, backend, dump=dump)
+        run = _begin(arguments, given, backend, dump)
         directory = (claim_run_directory(arguments.out) if arguments.out
-                     else new_run_directory(settings.preset))
+                     else new_run_directory(run.settings.name))
     print(f"{run.describe()}\nrun directory {directory}", file=sys.stderr)
     if not run.train(directory):
         print(f"stopped after step {run.progress.step}; go on with --resume {directory}",
@@ -94,18 +100,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return OK
 
 
+def _begin(arguments, given: dict, backend, dump: Dump | None) -> Run:
+    """A new run, of a preset or with the model of a checkpoint."""
+    if not arguments.init:
+        settings = Settings.for_preset(arguments.preset or DEFAULT_PRESET, **given)
+        return Run(settings, backend, dump=dump)
+    initial, config = load_model(arguments.init)
+    for note in initial.notes:
+        print(note, file=sys.stderr)
+    settings = Settings.for_checkpoint(initial.path, config, initial.state["settings"], **given)
+    return Run(settings, backend, dump=dump, initial=initial)
+
+
 def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Path]:
     """The run of a run directory or of a checkpoint in one, and that directory."""
     resumed = Path(arguments.resume)
     checkpoint = load_checkpoint(resumed)
     if checkpoint is None:
-        print(f"{resumed} has no checkpoint yet: starting at step 0", file=sys.stderr)
         settings, directory = read_settings(resumed), resumed
+        if settings.init:
+            raise EulerError(f"{resumed} has lost the checkpoint that it began with, a copy of "
+                             f"{settings.init}: start a new run with --init")
+        print(f"{resumed} has no checkpoint yet: starting at step 0", file=sys.stderr)
     else:
         for note in checkpoint.notes:
             print(note, file=sys.stderr)
-        if "source" in checkpoint.state:
-            raise EulerError(f"{checkpoint.path} was imported: it has no run to go on with")
+        if "data" not in checkpoint.state:
+            raise EulerError(f"{checkpoint.path} was imported: it has no run to go on with; begin "
+                             "one with --init")
         settings = Settings.from_dict(checkpoint.state["settings"])
         directory = run_directory_of(checkpoint.path)
         print(f"resuming after step {checkpoint.step}", file=sys.stderr)
@@ -119,12 +141,15 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Pa
 def _sample(run: Run) -> None:
     """What the trained model writes after the first token of the held-out text (if there is any,
     else of the training text), as far as its context reaches."""
+    context, tokenizer = run.settings.context, run.data.tokenizer
     text = run.data.held_out if len(run.data.held_out) else run.data.train
     prompt = [int(token) for token in text.read(0, 1)]
-    generator = Generator(run.model, run.backend)
-    sampler = Sampler(temperature=0.8, top_k=50, seed=run.settings.seed)
-    count = min(_SAMPLE_TOKENS, run.config.context - len(prompt))
-    print(run.data.tokenizer.decode(prompt + list(generator.stream(prompt, count, sampler))))
+    # A model's vocabulary may be larger than its tokenizer's.
+    sampler = Sampler(temperature=0.8, top_k=50, seed=run.settings.seed,
+                      ids=sorted(tokenizer.vocabulary.token_bytes))
+    count = min(_SAMPLE_TOKENS, context - len(prompt))
+    sampled = Generator(run.model, run.backend, context).stream(prompt, count, sampler)
+    print(tokenizer.decode(prompt + list(sampled)))
 
 
 if __name__ == "__main__":

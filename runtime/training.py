@@ -2,6 +2,10 @@
 
 Step s is the state after s updates have been tried. A checkpoint holds everything that decides what
 comes next; wall-clock time, thread count and the steps at which one evaluates or saves do not.
+
+A run that begins with another one's weights saves them as its own step 0 before it trains: from
+then on it does not need the checkpoint they came from, which may be gone or be another one by the
+time that it is resumed.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from runtime.data import (
 from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
 from runtime.files import write_atomic
+from runtime.hugging_face import source_of_trained
 from runtime.metrics import MetricsWriter, plot_losses
 from runtime.settings import Settings
 
@@ -106,14 +111,21 @@ class Progress:
 
 
 class Run:
-    """A training run: everything read and compiled, nothing written yet."""
+    """A training run: everything read and compiled, nothing written yet.
+
+    It begins with initial weights, or goes on with a `checkpoint` of its own, or begins at step 0
+    with the model and the tokenizer of a checkpoint of another one, `initial`, whose tensors have
+    been checked (`load_model`)."""
 
     def __init__(self, settings: Settings, backend: Backend,
-                 checkpoint: Checkpoint | None = None, dump: Dump | None = None) -> None:
+                 checkpoint: Checkpoint | None = None, dump: Dump | None = None,
+                 initial: Checkpoint | None = None) -> None:
         self.settings, self.backend = settings, backend
-        self.data = Data(settings, checkpoint.tokenizer_json if checkpoint else None)
-        self.config = (ModelConfig.from_dict(checkpoint.state["model"]) if checkpoint
-                       else settings.model(self.data.tokenizer.vocabulary_size))
+        origin = checkpoint or initial
+        self.data = Data(settings, origin.tokenizer_json if origin else None)
+        self.config = self._model_config(origin)
+        source = origin.state.get("source") if origin else None  # of an import, however long ago
+        self._source = source_of_trained(source, settings.precision.upper()) if source else None
         self.batches = BatchStream(
             self.data.train, batch_size=settings.batch_size, context=settings.context,
             heads=self.config.prediction_heads, seed=settings.seed,
@@ -129,10 +141,23 @@ class Run:
                                recompute=settings.recompute)
         self.evaluator = Evaluator(self.model, backend, settings.batch_size, settings.context, dump)
         self.progress = Progress()
+        self._saves_its_beginning = initial is not None
         if checkpoint:
             self._restore(checkpoint)
+        elif initial:
+            self.model.load(initial.tensors)
         else:
             self.model.initialise(settings.seed)
+
+    def _model_config(self, origin: Checkpoint | None) -> ModelConfig:
+        size = self.data.tokenizer.vocabulary_size
+        if origin is None:
+            return self.settings.model(size)
+        config = ModelConfig.from_dict(origin.state["model"])
+        if size > config.vocabulary:
+            raise EulerError(f"{origin.path}: the tokenizer has {size} tokens, the model's "
+                             f"vocabulary is {config.vocabulary}")
+        return config
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.check_shapes({p.name: p.shape for p in self.model.parameters})
@@ -153,6 +178,8 @@ class Run:
               MetricsWriter(directory, step=progress.step) as metrics,
               self._progress_bar() as bar):
             # Only now that the directory is this run's alone.
+            if self._saves_its_beginning:
+                self._save(writer)
             write_atomic(directory / CONFIG_NAME, self._config_json())
             gc.freeze()  # what is alive now stays; collections need not look at it again
             while progress.step < settings.steps and not stop.requested:
@@ -210,6 +237,8 @@ class Run:
             "model": self.config.to_dict(),
             "settings": self.settings.to_dict(),
         }
+        if self._source:
+            state["source"] = self._source
         writer.save(self.model.stored, self.trainer.stored_moments, state,
                     self.data.tokenizer.to_json(), final=final)
 
@@ -222,7 +251,7 @@ class Run:
         # A log file keeps every state of the bar: few of them, then.
         interval = 0.25 if sys.stderr.isatty() else 10.0
         return tqdm(total=self.settings.steps, initial=self.progress.step, unit="step",
-                    desc=self.settings.preset, dynamic_ncols=True, mininterval=interval)
+                    desc=self.settings.name, dynamic_ncols=True, mininterval=interval)
 
     def describe(self) -> str:
         """The run's arithmetic, for the head of its output."""
@@ -231,8 +260,10 @@ class Run:
         if settings.accumulate > 1:
             micro = f"{settings.accumulate} x {micro}"
         passes = settings.steps * batches.windows_per_step / batches.windows.count
-        return (f"{settings.preset}: {parameter_count(self.config):,} parameters, "
-                f"{self.data.tokenizer.vocabulary_size} tokens, backend {self.backend.name}\n"
+        weights = f", weights of {settings.init}" if settings.init else ""
+        return (f"{settings.name}: {parameter_count(self.config):,} parameters, "
+                f"{self.data.tokenizer.vocabulary_size} tokens, backend {self.backend.name}"
+                f"{weights}\n"
                 f"{settings.steps} steps of {micro} = {batches.tokens_per_step:,} tokens: "
                 f"{passes:.2f} passes over {len(self.data.train):,} tokens, "
                 f"{len(self.data.held_out):,} held out")
