@@ -112,7 +112,8 @@ def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
         raise EulerError(f"GGUF has no place for {config.prediction_heads - 1} of the model's "
                          f"{config.prediction_heads} prediction heads: leave them out with "
                          "--first-head-only")
-    write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype)
+    write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype,
+               checkpoint.state.get("source"))
     print(f"{checkpoint.path}: {dtype} -> {to}")
 
 
