@@ -1,15 +1,16 @@
 # Everything a fresh machine needs is a virtual environment, which these targets make themselves.
-#   make train    train nano-1m on Shakespeare and print a sample
-#   make test     the tests
-#   make oracle   the tests against PyTorch, tokenizers and transformers
-#   make lint     ruff
+#   make train         train nano-1m on Shakespeare and print a sample
+#   make test          the tests
+#   make oracle        the tests against PyTorch, tokenizers and transformers
+#   make oracle-llama  the tests against llama.cpp, which is compiled first (C++, some 20 minutes)
+#   make lint          ruff
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test oracle lint clean
+.PHONY: train test oracle oracle-llama lint clean
 
 train: $(VENV)/installed
 	$(BIN)/python -m runtime.train
@@ -18,7 +19,10 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m "not oracle"
 
 oracle: $(VENV)/installed-oracle
-	$(BIN)/python -m pytest -m oracle
+	$(BIN)/python -m pytest -m "oracle and not llama_cpp"
+
+oracle-llama: $(VENV)/installed-llama-cpp
+	$(BIN)/python -m pytest -m llama_cpp
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -39,4 +43,8 @@ $(VENV)/installed-test: $(VENV)/installed
 
 $(VENV)/installed-oracle: $(VENV)/installed-test
 	$(PIP) --editable ".[test,oracle]"
+	touch $@
+
+$(VENV)/installed-llama-cpp: $(VENV)/installed-test
+	$(PIP) --editable ".[test,llama-cpp]"
 	touch $@

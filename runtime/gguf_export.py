@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 from model.config import ModelConfig
 from model.interchange import EMBEDDINGS, GPT2, HEAD, architecture, places
 from model.tokenizer import Tokenizer, Vocabulary
@@ -165,7 +165,7 @@ def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) ->
     text, count = Counter(texts).most_common(1)[0]
     if count > 1:  # llama.cpp would abort the process that loads the file
         raise EulerError(f"llama.cpp tells tokens apart by their spelling, and {count} of the "
-                         f"tokenizer's are spelled {text!r}")
+                         f"tokenizer's are spelled {shown(text)}")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_STYLES[style])
     writer.add_token_list(texts)
