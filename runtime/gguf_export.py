@@ -3,9 +3,10 @@
 llama.cpp pairs neighbouring elements in its rotary positions of Llama, where we pair element i with
 i + size/2. So the rows of every head of Q and K are interleaved on the way out; each keeps its own
 number of heads. Everything with one axis, and the learned positions, is F32 whatever the type of
-the matrices, as llama.cpp's operations want them. The list of tokens is as long as the embedding. llama.cpp cuts
-texts with code of its own, which differs from the tokenizer's pattern in a few odd cases:
-tests/test_oracle_llama_cpp_tokenizer.py names them.
+the matrices, as llama.cpp's operations want them. The list of tokens is as long as the embedding.
+
+llama.cpp cuts texts with code of its own, which differs from the tokenizer's pattern in a few odd
+cases: tests/test_oracle_llama_cpp_tokenizer.py names them.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
