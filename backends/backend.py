@@ -10,6 +10,25 @@ import numpy as np
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function
 from euler_ir.plan import Kernel, Plan
+from euler_ir.types import TensorType
+
+
+class Buffer(Protocol):
+    """Memory of a backend that holds a tensor from run to run, zeros at first.
+
+    The host reads and writes its leading part of any shape up to the whole: all but the padding."""
+
+    type: TensorType
+
+    def read(self, shape: Sequence[int] | None = None) -> np.ndarray:
+        """The leading part of this shape (the whole by default), to look at before the next run or
+        write: where the memory is the host's it is no copy."""
+
+    def write(self, array: np.ndarray) -> None:
+        """Set the leading part of the array's shape; numbers are converted to the type."""
+
+    def clear(self) -> None:
+        """Zeros again."""
 
 
 class Program(Protocol):
@@ -35,13 +54,16 @@ class Backend(Protocol):
     composites: frozenset[str]
     epilogues: bool
 
+    def allocate(self, type: TensorType) -> Buffer:
+        """Memory for a tensor that programs of this backend can be bound to."""
+
     def lower(self, function: Function) -> Sequence[Kernel]:
         """A kernel for every node that is not a view, in the function's order."""
 
-    def link(self, plan: Plan, bound: Mapping[str, np.ndarray] | None = None) -> Program:
-        """A runnable program. `bound` gives memory for some inputs, by name: contiguous arrays of
-        the declared types, read (and, where donated, written) in place at every run; the other
-        inputs are copied in."""
+    def link(self, plan: Plan, bound: Mapping[str, Buffer] | None = None) -> Program:
+        """A runnable program. `bound` gives memory for some inputs, by name: buffers of the
+        declared types, read (and, where donated, written) in place at every run; the other inputs
+        are copied in."""
 
     def listing(self, kernel: Kernel) -> Mapping[str, str]:
         """What the kernel was compiled to, for people: text by file ending (`ll`, `s`, `ptx`)."""

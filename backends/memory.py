@@ -1,9 +1,9 @@
-"""Host memory as the backends that run on it see it: aligned bytes, typed views, bound arrays, and
-the memory of a plan."""
+"""Host memory as the backends that run on it see it: aligned bytes, typed views, buffers, and the
+memory of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,29 +21,49 @@ def aligned_bytes(size: int) -> np.ndarray:
     return memory[start:start + size]
 
 
-def bytes_of(array: np.ndarray) -> np.ndarray:
-    """The memory of a contiguous array as bytes (u8), shared with it."""
-    return array.reshape(-1).view(np.uint8)
-
-
 def typed_view(memory: np.ndarray, offset: int, type: TensorType) -> np.ndarray:
     """A tensor that lies in memory from byte `offset` on."""
     part = memory[offset:offset + type.bytes]
     return part.view(type.dtype.numpy).reshape(type.shape)
 
 
+class HostBuffer:
+    """A `Buffer` in the host's memory: aligned, contiguous, read without a copy."""
+
+    def __init__(self, type: TensorType) -> None:
+        self.type = type
+        self.bytes = aligned_bytes(type.bytes)
+        self._array = typed_view(self.bytes, 0, type)
+
+    def read(self, shape: Sequence[int] | None = None) -> np.ndarray:
+        view = self._array[_leading(self.type.shape if shape is None else shape)]
+        view.flags.writeable = False
+        return view
+
+    def write(self, array: np.ndarray) -> None:
+        self._array[_leading(array.shape)] = array
+
+    def clear(self) -> None:
+        self.bytes.fill(0)
+
+
+def _leading(shape: Sequence[int]) -> tuple:
+    """The index of a tensor's leading part of a shape."""
+    return *map(slice, shape), ...
+
+
 class HostMemory:
     """The memory of a plan: its arena, and a buffer for each input, `bound` ones given.
 
-    Raises EulerError for a bound array that cannot serve as its input's memory."""
+    Raises EulerError for a bound buffer that cannot serve as its input's memory."""
 
-    def __init__(self, plan: Plan, bound: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, plan: Plan, bound: Mapping[str, HostBuffer]) -> None:
         function = plan.function
         check_bound(function, bound)
         self.plan = plan
         self.arena = aligned_bytes(plan.arena_bytes)
-        self.buffers = {value.name: bytes_of(bound[value.name]) if value.name in bound
-                        else aligned_bytes(value.type.bytes) for value in function.inputs}
+        self._buffers = {value.name: bound[value.name] if value.name in bound
+                         else HostBuffer(value.type) for value in function.inputs}
         self._staged = {value.name: (value, self.array(value, plan.places[value]))
                         for value in function.inputs if value.name not in bound}
         kept = {function.donations.get(name) for name in bound}
@@ -75,36 +95,25 @@ class HostMemory:
 
     def region(self, place: Place) -> np.ndarray:
         """The arena, or the input's buffer that a place is in, as bytes."""
-        return self.arena if place.base is None else self.buffers[place.base]
+        return self.arena if place.base is None else self._buffers[place.base].bytes
 
 
-def check_bound(function: Function, bound: Mapping[str, np.ndarray]) -> None:
-    """Raises EulerError unless every bound array can serve as the memory of its input: contiguous,
-    of the declared type, writable if donated, and then with no byte in common with another."""
+def check_bound(function: Function, bound: Mapping[str, HostBuffer]) -> None:
+    """Raises EulerError unless every bound buffer can serve as the memory of its input: in the
+    host's memory, of the declared type, and, if donated, no other input's too."""
     inputs = {value.name: value for value in function.inputs}
-    for name, array in bound.items():
+    owners: dict[HostBuffer, str] = {}
+    for name, buffer in bound.items():
         if name not in inputs:
             raise EulerError(f"@{function.name} has no input %{name} to bind; it has "
                              f"{', '.join(inputs) or 'none'}")
-        if fault := _fault(inputs[name], array, name in function.donations):
-            raise EulerError(f"the array bound to {inputs[name]!r} must be {fault}")
-    spans = sorted((array.ctypes.data, array.ctypes.data + array.nbytes, name)
-                   for name, array in bound.items() if array.nbytes)
-    reach, owner = 0, ""
-    for start, stop, name in spans:
-        if start < reach and {name, owner} & set(function.donations):
-            raise EulerError(f"the arrays bound to %{owner} and %{name} share memory, which a "
-                             "donated input may not")
-        if stop > reach:
-            reach, owner = stop, name
-
-
-def _fault(value: Value, array: np.ndarray, donated: bool) -> str:
-    """What an array bound to an input lacks."""
-    if not isinstance(array, np.ndarray):
-        return f"a numpy array, not {type(array).__name__}"
-    if array.shape != value.shape or array.dtype != value.dtype.numpy:
-        return f"of that type, not {array.dtype}{list(array.shape)}"
-    if not array.flags.c_contiguous:
-        return "contiguous"
-    return "writable, as it is donated" if donated and not array.flags.writeable else ""
+        if not isinstance(buffer, HostBuffer):
+            raise EulerError(f"what is bound to {inputs[name]!r} must be a buffer that the backend "
+                             f"allocated, not {type(buffer).__name__}")
+        if buffer.type != inputs[name].type:
+            raise EulerError(f"the buffer bound to {inputs[name]!r} must be of that type, not "
+                             f"{buffer.type}")
+        owner = owners.setdefault(buffer, name)
+        if owner != name and {name, owner} & set(function.donations):
+            raise EulerError(f"%{owner} and %{name} are bound to the same buffer, which a donated "
+                             "input may not be")

@@ -81,7 +81,7 @@ def main() -> None:
         start = time.perf_counter()
         model = trained(recipe, train, arguments.tokens, backend)
         seconds = time.perf_counter() - start
-        loss = Evaluator(model, backend, 8, CONFIG.context).loss(validation)
+        loss = Evaluator(model, 8, CONFIG.context).loss(validation)
         bits = validation.metrics(loss)["val_bits_per_byte"]
         print(f"{name:12} {bits:.4f} bits a byte, {arguments.tokens / seconds:,.0f} tokens/s",
               flush=True)
@@ -89,12 +89,11 @@ def main() -> None:
 
 def trained(recipe: Recipe, stream: TokenStream, tokens: int, backend) -> Model:
     """nano-1m after that many tokens."""
-    model = Model(CONFIG)
+    model = Model(CONFIG, backend)
     for p in model.parameters:
         drawn = gpt2_value(p) if recipe.gpt2_values else p
-        model.stored[p.name][...] = drawn.initial(recipe.seed)
-    trainer = Trainer(model, AdamWConfig(beta2=recipe.beta2), backend, recipe.batch_size,
-                      CONFIG.context)
+        model.weights[p.name].write(drawn.initial(recipe.seed))
+    trainer = Trainer(model, AdamWConfig(beta2=recipe.beta2), recipe.batch_size, CONFIG.context)
     batches = BatchStream(stream, batch_size=recipe.batch_size, context=CONFIG.context,
                           heads=CONFIG.prediction_heads, seed=recipe.seed)
     steps = tokens // batches.tokens_per_step

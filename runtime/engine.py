@@ -1,8 +1,8 @@
 """A model in memory: its weights, and the compiled functions that train and evaluate it.
 
-Weights, moments and gradient sums are arrays that live as long as the engine; the compiled programs
-are bound to them and update them in place (their functions donate them). Everything else a program
-needs lies in its own planned arena.
+Weights, moments and gradient sums are buffers of the backend that live as long as the engine; the
+compiled programs are bound to them and update them in place (their functions donate them).
+Everything else a program needs lies in its own planned arena.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.backend import Backend
-from backends.memory import aligned_bytes, typed_view
+from backends.backend import Backend, Buffer
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function
-from euler_ir.types import F32, F64, DType, TensorType
+from euler_ir.types import F32, F64, I32, DType, TensorType
 from model.config import ModelConfig
 from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
-from model.parameters import Parameter, parameters
+from model.parameters import parameters
 from model.transformer import layer_segments, rotary_tables
 from runtime.batches import MicroBatch, StepBatch, ValidationSet
 from runtime.dump import Dump
-from runtime.execute import compile_function
+from runtime.execute import compile_function, to_buffers
 
 #: What `--precision` takes, and the type a run then computes in.
 PRECISIONS = {"f32": F32, "f64": F64}
@@ -39,28 +38,34 @@ def precision(name: str) -> DType:
 
 
 class Model:
-    """Weights and rotary tables of a configuration, shared by all programs that use them.
+    """Weights and rotary tables of a configuration in a backend's memory, shared by all programs
+    that use them."""
 
-    `stored` are the same weights as files hold them: views that leave the padding out."""
-
-    def __init__(self, config: ModelConfig, dtype: DType = F32) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(self, config: ModelConfig, backend: Backend, dtype: DType = F32) -> None:
+        self.config, self.backend, self.dtype = config, backend, dtype
         self.parameters = parameters(config)
-        self.weights = {p.name: zeros(p.padded_shape, dtype) for p in self.parameters}
-        self.stored = {p.name: unpadded(p, self.weights[p.name]) for p in self.parameters}
-        self.tables = rotary_tables(config, dtype.numpy)
+        self.weights = {p.name: self.allocate(p.padded_shape) for p in self.parameters}
+        self.tables = to_buffers(rotary_tables(config, dtype.numpy), backend)
+
+    def allocate(self, shape: tuple[int, ...]) -> Buffer:
+        """Zeros of the model's type."""
+        return self.backend.allocate(TensorType(self.dtype, shape))
 
     def initialise(self, seed: int) -> None:
         for p in self.parameters:
-            self.stored[p.name][...] = p.initial(seed, self.dtype.numpy)
+            self.weights[p.name].write(p.initial(seed, self.dtype.numpy))
 
     def load(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Take over tensors by name; shapes must have been checked."""
-        for name, weight in self.stored.items():
-            weight[...] = tensors[name]
+        for name, weight in self.weights.items():
+            weight.write(tensors[name])
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """The weights as files hold them, without the padding, to read before the next step."""
+        return {p.name: self.weights[p.name].read(p.shape) for p in self.parameters}
 
     @property
-    def bound(self) -> dict[str, np.ndarray]:
+    def bound(self) -> dict[str, Buffer]:
         return {**self.weights, **self.tables}
 
 
@@ -79,29 +84,41 @@ class Trainer:
     """Runs training steps on a model. `recompute` counts the layers whose activations are computed
     again in the backward pass: less memory, more time, the same results."""
 
-    def __init__(self, model: Model, optimizer: AdamWConfig, backend: Backend, batch_size: int,
-                 context: int, accumulate: int = 1, norm_limit: float = math.inf,
-                 dump: Dump | None = None, recompute: int = 0) -> None:
+    def __init__(self, model: Model, optimizer: AdamWConfig, batch_size: int, context: int,
+                 accumulate: int = 1, norm_limit: float = math.inf, dump: Dump | None = None,
+                 recompute: int = 0) -> None:
         self.model, self.accumulate = model, accumulate
-        dtype = model.dtype
-        self.moments = {f"{moment}.{p.name}": zeros(p.padded_shape, dtype)
+        self.moments = {f"{moment}.{p.name}": model.allocate(p.padded_shape)
                         for moment in "mv" for p in model.parameters}
-        self.stored_moments = {name: unpadded(p, self.moments[name]) for moment in "mv"
-                               for p in model.parameters for name in [f"{moment}.{p.name}"]}
-        self.t = np.zeros((), np.int32)
-        self._limit = np.array(norm_limit, dtype.numpy)
+        self.t = model.backend.allocate(TensorType(I32, ()))
+        self._limit = np.array(norm_limit, model.dtype.numpy)
         functions = training_step(model.config, optimizer, batch_size, context,
-                                  accumulate > 1, dtype).functions
+                                  accumulate > 1, model.dtype).functions
         bound = {**model.bound, **self.moments, "t": self.t}
         if accumulate > 1:
-            self._sums = {f"sum.{name}": zeros(weight.shape, dtype)
-                          for name, weight in model.weights.items()}
-            self._sums["sum.losses"] = zeros((model.config.prediction_heads,), dtype)
+            self._sums = {f"sum.{p.name}": model.allocate(p.padded_shape)
+                          for p in model.parameters}
+            self._sums["sum.losses"] = model.allocate((model.config.prediction_heads,))
             bound |= self._sums
         recomputed = layer_segments(model.config, recompute)
-        self.programs = {name: compile_function(function, backend, _used(function, bound), dump,
-                                                recomputed)
+        self.programs = {name: compile_function(function, model.backend, _used(function, bound),
+                                                dump, recomputed)
                          for name, function in functions.items()}
+
+    @property
+    def moment_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The moments' names, and their shapes without the padding."""
+        return {f"{moment}.{p.name}": p.shape for moment in "mv" for p in self.model.parameters}
+
+    def load(self, moments: Mapping[str, np.ndarray], t: int) -> None:
+        """Take over moments by name, of shapes that have been checked, and the count of updates."""
+        for name, moment in self.moments.items():
+            moment.write(moments[name])
+        self.t.write(np.array(t))
+
+    def stored_moments(self) -> dict[str, np.ndarray]:
+        """The moments as files hold them, without the padding, to read before the next step."""
+        return {name: self.moments[name].read(shape) for name, shape in self.moment_shapes.items()}
 
     def step(self, batch: StepBatch, learning_rate: float) -> StepResult:
         """One update from all micro-batches of the step; `t` counts the applied ones."""
@@ -113,12 +130,12 @@ class Trainer:
                 {**_fields(micro_batch, batch.inverse_counts, dtype), **update})
             losses = results["losses"]
         else:
-            for array in self._sums.values():
-                array.fill(0)
+            for total in self._sums.values():
+                total.clear()
             for micro_batch in batch.micro_batches:
                 self.programs["accumulate"].run(
                     _fields(micro_batch, batch.inverse_counts, dtype))
-            losses = self._sums["sum.losses"].copy()
+            losses = self._sums["sum.losses"].read().copy()
             results = self.programs["apply"].run(update)
         return StepResult(float(losses[0]), losses, float(results["gradient_norm"]),
                           bool(results["applied"]))
@@ -127,11 +144,12 @@ class Trainer:
 class Evaluator:
     """Scores a model on a validation set."""
 
-    def __init__(self, model: Model, backend: Backend, batch_size: int, context: int,
+    def __init__(self, model: Model, batch_size: int, context: int,
                  dump: Dump | None = None) -> None:
         self.model = model
         function = evaluation_function(model.config, batch_size, context, model.dtype)
-        self._program = compile_function(function, backend, _used(function, model.bound), dump)
+        self._program = compile_function(function, model.backend, _used(function, model.bound),
+                                         dump)
 
     def loss(self, validation: ValidationSet) -> float:
         """Head 0's mean loss in nats a token over the whole set."""
@@ -141,23 +159,12 @@ class Evaluator:
             for batch in validation.batches())
 
 
-def unpadded(parameter: Parameter, array: np.ndarray) -> np.ndarray:
-    """The part of a parameter's array that is not padding; a view."""
-    return array[tuple(map(slice, parameter.shape))]
-
-
-def zeros(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """A zero array whose memory starts at a cache line."""
-    tensor = TensorType(dtype, shape)
-    return typed_view(aligned_bytes(tensor.bytes), 0, tensor)
-
-
 def _fields(batch: MicroBatch, inverse_counts: np.ndarray, dtype) -> dict[str, np.ndarray]:
     return {"tokens": batch.tokens, "targets": batch.targets, "lo": batch.lo, "hi": batch.hi,
             "inverse_counts": inverse_counts.astype(dtype)}
 
 
-def _used(function: Function, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of the arrays that the function has as inputs."""
+def _used(function: Function, buffers: Mapping[str, Buffer]) -> dict[str, Buffer]:
+    """Those of the buffers that the function has as inputs."""
     names = {value.name for value in function.inputs}
-    return {name: array for name, array in arrays.items() if name in names}
+    return {name: buffer for name, buffer in buffers.items() if name in names}

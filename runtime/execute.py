@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from backends.backend import Backend, Program
+from backends.backend import Backend, Buffer, Program
 from euler_ir.graph import Function
 from euler_ir.passes.pipeline import optimize
 from euler_ir.plan import Plan
+from euler_ir.types import DType, TensorType
 from euler_ir.verify import verify
 from runtime.check_plan import check_plan
 from runtime.dump import Dump
@@ -18,7 +19,7 @@ from runtime.schedule import schedule
 
 
 def compile_function(function: Function, backend: Backend,
-                     bound: Mapping[str, np.ndarray] | None = None,
+                     bound: Mapping[str, Buffer] | None = None,
                      dump: Dump | None = None, recomputed: Collection[str] = ()) -> Program:
     """A program that runs the function. `bound` gives memory for inputs that stay where they are
     between runs, see `Backend.link`; `dump` writes down every stage on the way; `recomputed` names
@@ -32,7 +33,7 @@ def compile_function(function: Function, backend: Backend,
 
 
 def link_function(function: Function, backend: Backend,
-                  bound: Mapping[str, np.ndarray] | None = None, reuse: bool = True,
+                  bound: Mapping[str, Buffer] | None = None, reuse: bool = True,
                   dump: Dump | None = None) -> Program:
     """As `compile_function` without the passes: the nodes run as they stand, so the backend must
     have kernels for all of them. `reuse=False` keeps every value in memory of its own."""
@@ -49,6 +50,15 @@ def plan_function(function: Function, backend: Backend, reuse: bool = True,
         dump.schedule(plan)
         dump.kernels(function, kernels, backend)
     return plan
+
+
+def to_buffers(arrays: Mapping[str, np.ndarray], backend: Backend) -> dict[str, Buffer]:
+    """Memory of the backend that holds these arrays, by name."""
+    buffers = {}
+    for name, array in arrays.items():
+        buffers[name] = backend.allocate(TensorType(DType.from_numpy(array.dtype), array.shape))
+        buffers[name].write(array)
+    return buffers
 
 
 def run_function(function: Function, inputs: Mapping[str, np.ndarray],

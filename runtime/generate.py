@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = (arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
     Sampler(*settings)  # refuses bad settings before anything is read
     backend = backend_of(arguments)
-    trained = load_trained(arguments.checkpoint)
+    trained = load_trained(arguments.checkpoint, backend)
     for note in trained.notes:
         print(note, file=sys.stderr)
     tokenizer, sampler = trained.tokenizer, Sampler(*settings, ids=trained.token_ids)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.prompt:
         print(tokenizer.decode(tokenizer.encode(arguments.prompt)), end="", flush=True)
 
-    generator = Generator(trained.model, backend, trained.context)
+    generator = Generator(trained.model, trained.context)
     stream = generator.stream(prompt, arguments.max_tokens, sampler, trained.boundaries.ends)
     decoder, moments = StreamDecoder(tokenizer), []
     for token in stream:

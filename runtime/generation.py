@@ -1,7 +1,7 @@
 """Text from a trained model: one pass over the prompt, then token by token with a KV cache.
 
 Two programs do all of it, whatever the prompt: `prefill` runs CHUNK tokens at once, `decode` one.
-Both write keys and values into the same bound arrays, in place.
+Both write keys and values into the same bound buffers, in place.
 
 What does not fit is never dropped silently. The model sees at most `context` tokens; a prompt
 longer than that is refused, and a text that has filled the context ends there. (Sliding the window
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backends.backend import Backend, Program
+from backends.backend import Backend, Buffer, Program
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from model.transformer import forward_cached
 from runtime.boundaries import Boundaries, boundaries
 from runtime.checkpoint import load_checkpoint
 from runtime.dump import Dump
-from runtime.engine import Model, precision, zeros
+from runtime.engine import Model, precision
 from runtime.execute import compile_function
 from runtime.sampler import Sampler
 
@@ -46,16 +46,16 @@ class Generator:
     `context` is the most tokens the model may see, by default what its position tables hold.
     `stop_reason` says why the last `stream` ended, one of the module's three reasons."""
 
-    def __init__(self, model: Model, backend: Backend, context: int | None = None,
-                 chunk: int = CHUNK, dump: Dump | None = None) -> None:
+    def __init__(self, model: Model, context: int | None = None, chunk: int = CHUNK,
+                 dump: Dump | None = None) -> None:
         limit = model.config.context
         self.context = limit if context is None else context
         if not 1 <= self.context <= limit:
             raise EulerError(f"the context must be 1 to {limit} tokens, which is what the model's "
                              f"positions cover, got {self.context}")
-        self.model, self._backend, self._dump = model, backend, dump
+        self.model, self._dump = model, dump
         self._chunk = min(chunk, self.context)
-        self._caches = cache_arrays(model, 1, self.context)
+        self._caches = cache_buffers(model, 1, self.context)
         self._decode = self._compile(1)
         self.reset()
 
@@ -139,16 +139,16 @@ class Generator:
     def _compile(self, time: int) -> Program:
         model = self.model
         function = forward_cached(model.config, 1, time, self.context, model.dtype)
-        return compile_function(function, self._backend, {**model.bound, **self._caches},
+        return compile_function(function, model.backend, {**model.bound, **self._caches},
                                 self._dump)
 
 
-def cache_arrays(model: Model, batch: int, capacity: int) -> dict[str, np.ndarray]:
+def cache_buffers(model: Model, batch: int, capacity: int) -> dict[str, Buffer]:
     """Memory for the keys and values of `capacity` tokens in `batch` texts, an input of
     `forward_cached` each: zeros [batch, capacity, KV heads, head size]."""
     config = model.config
     shape = (batch, capacity, config.kv_heads, config.head_size)
-    return {f"cache.{i}.{part}": zeros(shape, model.dtype)
+    return {f"cache.{i}.{part}": model.allocate(shape)
             for i in range(config.layers) for part in ("keys", "values")}
 
 
@@ -184,8 +184,9 @@ class Trained:
         return [self.boundaries.begin]
 
 
-def load_trained(path: Path | str) -> Trained:
-    """The model and tokenizer of a checkpoint, or of a run directory's newest whole one.
+def load_trained(path: Path | str, backend: Backend) -> Trained:
+    """The model and tokenizer of a checkpoint, or of a run directory's newest whole one; the
+    weights in the backend's memory.
 
     Raises EulerError when there is none, or it is not whole."""
     checkpoint = load_checkpoint(path, with_moments=False)
@@ -193,7 +194,7 @@ def load_trained(path: Path | str) -> Trained:
         raise EulerError(f"{path} has no checkpoint yet")
     config = ModelConfig.from_dict(checkpoint.state["model"])
     settings = checkpoint.state["settings"]
-    model = Model(config, precision(settings["precision"]))
+    model = Model(config, backend, precision(settings["precision"]))
     checkpoint.check_shapes({p.name: p.shape for p in model.parameters})
     model.load(checkpoint.tensors)
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)

@@ -23,21 +23,22 @@ of each tensor: the one of the largest gradient, and others at random.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from backends.backend import Backend
+from backends.backend import Backend, Buffer, Program
 from euler_ir.autodiff import value_and_grad
 from euler_ir.types import F64
 from model.config import ModelConfig, preset, shrink
 from model.objective import loss_function
-from model.parameters import parameter_count
+from model.parameters import parameter_count, parameters
 from runtime.arguments import add_backend, add_preset, add_seed, backend_of
 from runtime.batches import inverse_counts
 from runtime.cli import Parser, run_command
-from runtime.engine import Model, unpadded
+from runtime.engine import Model
 from runtime.execute import compile_function
 
 #: The largest error of a tensor's gradient that passes.
@@ -80,25 +81,27 @@ class Finding:
 def check_gradients(config: ModelConfig, backend: Backend, seed: int = 0,
                     samples: int | None = None) -> Iterator[Finding]:
     """A finding for each parameter tensor; of `samples` elements each, or of all."""
-    model = Model(config, F64)
+    model = Model(config, backend, F64)
     model.load(well_conditioned_weights(config, seed))
     batch = awkward_batch(config, min(config.context, FULL_CONTEXT), seed)
     function = loss_function(config, _ROWS, batch["tokens"].shape[1], F64)
-    objective = compile_function(function, backend, model.bound)
+    program = compile_function(function, backend, model.bound)
     gradient = compile_function(value_and_grad(function, list(model.weights)), backend, model.bound)
     gradients = gradient.run(batch)
     generator = np.random.default_rng(seed)
     for p in model.parameters:
-        weight = model.stored[p.name]
-        analytic = unpadded(p, gradients[f"grad.{p.name}"]).reshape(-1)
+        weight = model.weights[p.name]
+        original = weight.read(p.shape).copy()
+        objective = partial(objective_at, program, batch, weight)
+        analytic = gradients[f"grad.{p.name}"][tuple(map(slice, p.shape))].reshape(-1)
         if samples is None or analytic.size <= samples:
             elements = np.arange(analytic.size)
         else:
             others = generator.choice(analytic.size, samples - 1, replace=False)
             elements = np.unique(np.append(others, np.argmax(np.abs(analytic))))
-        numeric = np.array([
-            central_difference(lambda: float(objective.run(batch)["objective"]), weight, element)
-            for element in elements])
+        numeric = np.array([central_difference(objective, original, element)
+                            for element in elements])
+        weight.write(original)
         largest = float(np.abs(analytic).max())
         with np.errstate(all="ignore"):
             error = float(np.abs(analytic[elements] - numeric).max() / largest)
@@ -106,16 +109,21 @@ def check_gradients(config: ModelConfig, backend: Backend, seed: int = 0,
                       error)
 
 
-def central_difference(objective, weight: np.ndarray, element: int, step: float = _STEP) -> float:
-    """The derivative of `objective()` by one element of `weight`, which is moved and put back:
+def objective_at(program: Program, batch: Mapping[str, np.ndarray], weight: Buffer,
+                 values: np.ndarray) -> float:
+    """The objective where a weight has these values, which it keeps."""
+    weight.write(values)
+    return float(program.run(batch)["objective"])
+
+
+def central_difference(objective: Callable[[np.ndarray], float], x: np.ndarray, element: int,
+                       step: float = _STEP) -> float:
+    """The derivative of `objective(x)` by one element of x:
     (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h."""
-    flat = weight.flat
-    original = flat[element]
-    values = []
+    moved, values = x.copy(), []
     for shift in (1, -1, 2, -2):
-        flat[element] = original + shift * step
-        values.append(objective())
-    flat[element] = original
+        moved.flat[element] = x.flat[element] + shift * step
+        values.append(objective(moved))
     near, far = values[0] - values[1], values[2] - values[3]
     return (8 * near - far) / (12 * step)
 
@@ -124,7 +132,7 @@ def well_conditioned_weights(config: ModelConfig, seed: int) -> dict[str, np.nda
     """Weights at which gradients are neither tiny nor huge, f64; see the module's text."""
     generator = np.random.default_rng(seed)
     weights = {}
-    for p in Model(config, F64).parameters:
+    for p in parameters(config):
         noise = generator.standard_normal(p.shape)
         weights[p.name] = (noise / np.sqrt(p.shape[-1]) if len(p.shape) > 1
                            else p.initial(seed, np.float64) + 0.2 * noise)

@@ -20,8 +20,7 @@ from euler_ir.builder import Builder
 from euler_ir.graph import Function, Node, Value
 from euler_ir.types import DType
 from runtime.costs import cost
-from runtime.engine import zeros
-from runtime.execute import compile_function
+from runtime.execute import compile_function, to_buffers
 
 _RUNS = 10
 _MATMUL, _ADDITION = 1024, 1 << 23  # extents of what the limits are measured with
@@ -70,10 +69,8 @@ def measure_limits(backend: Backend, dtype: DType) -> Limits:
 
 
 def _best_seconds(function: Function, backend: Backend) -> float:
-    arrays = {value.name: zeros(value.shape, value.dtype) for value in function.inputs}
-    for array in arrays.values():
-        array.fill(1)
-    program = compile_function(function, backend, arrays)
+    ones = {value.name: np.ones(value.shape, value.dtype.numpy) for value in function.inputs}
+    program = compile_function(function, backend, to_buffers(ones, backend))
     times = []
     for _ in range(_RUNS):
         start = time.perf_counter()

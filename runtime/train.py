@@ -148,7 +148,7 @@ def _sample(run: Run) -> None:
     sampler = Sampler(temperature=0.8, top_k=50, seed=run.settings.seed,
                       ids=sorted(tokenizer.vocabulary.token_bytes))
     count = min(_SAMPLE_TOKENS, context - len(prompt))
-    sampled = Generator(run.model, run.backend, context).stream(prompt, count, sampler)
+    sampled = Generator(run.model, context).stream(prompt, count, sampler)
     print(tokenizer.decode(prompt + list(sampled)))
 
 

@@ -135,11 +135,11 @@ class Run:
             byte_lengths=byte_lengths(self.data.tokenizer))
         if settings.eval_every:
             self.validation.check()
-        self.model = Model(self.config, precision(settings.precision))
-        self.trainer = Trainer(self.model, settings.optimizer, backend, settings.batch_size,
+        self.model = Model(self.config, backend, precision(settings.precision))
+        self.trainer = Trainer(self.model, settings.optimizer, settings.batch_size,
                                settings.context, settings.accumulate, dump=dump,
                                recompute=settings.recompute)
-        self.evaluator = Evaluator(self.model, backend, settings.batch_size, settings.context, dump)
+        self.evaluator = Evaluator(self.model, settings.batch_size, settings.context, dump)
         self.progress = Progress()
         self._saves_its_beginning = initial is not None
         if checkpoint:
@@ -161,12 +161,9 @@ class Run:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.check_shapes({p.name: p.shape for p in self.model.parameters})
-        moments = self.trainer.stored_moments
-        checkpoint.check_moments({name: moment.shape for name, moment in moments.items()})
+        checkpoint.check_moments(self.trainer.moment_shapes)
         self.model.load(checkpoint.tensors)
-        for name, moment in moments.items():
-            moment[...] = checkpoint.moments[name]
-        self.trainer.t[...] = checkpoint.state["t"]
+        self.trainer.load(checkpoint.moments, checkpoint.state["t"])
         self.batches.restore(checkpoint.state["data"])
         self.progress = Progress(checkpoint.step, checkpoint.state["skipped_in_a_row"])
 
@@ -232,14 +229,14 @@ class Run:
         state = {
             "step": self.progress.step,
             "skipped_in_a_row": self.progress.skipped_in_a_row,
-            "t": int(self.trainer.t),
+            "t": int(self.trainer.t.read()),
             "data": self.batches.state(),
             "model": self.config.to_dict(),
             "settings": self.settings.to_dict(),
         }
         if self._source:
             state["source"] = self._source
-        writer.save(self.model.stored, self.trainer.stored_moments, state,
+        writer.save(self.model.stored(), self.trainer.stored_moments(), state,
                     self.data.tokenizer.to_json(), final=final)
 
     def _config_json(self) -> bytes:

@@ -29,9 +29,9 @@ from model.parameters import flops_per_token, parameters
 from model.transformer import forward_cached
 from runtime.batches import MicroBatch, StepBatch
 from runtime.costs import cost
-from runtime.engine import Model, Trainer, zeros
-from runtime.execute import compile_function
-from runtime.generation import cache_arrays
+from runtime.engine import Model, Trainer
+from runtime.execute import compile_function, to_buffers
+from runtime.generation import cache_buffers
 from runtime.roofline import label
 
 _LEARNING_RATE = 3e-4
@@ -50,9 +50,9 @@ class Case:
 
 
 def train(config: ModelConfig, backend: Backend, batch: int, time: int, dtype: DType) -> list[Case]:
-    model = Model(config, dtype)
+    model = Model(config, backend, dtype)
     model.initialise(0)
-    trainer = Trainer(model, AdamWConfig(), backend, batch, time)
+    trainer = Trainer(model, AdamWConfig(), batch, time)
     generator, heads = np.random.default_rng(0), config.prediction_heads
 
     def random_ids(*shape: int) -> np.ndarray:
@@ -67,10 +67,10 @@ def train(config: ModelConfig, backend: Backend, batch: int, time: int, dtype: D
 
 def decode(config: ModelConfig, backend: Backend, batch: int, time: int,
            dtype: DType) -> list[Case]:
-    model = Model(config, dtype)
+    model = Model(config, backend, dtype)
     model.initialise(0)
     program = compile_function(forward_cached(config, batch, 1, time, dtype), backend,
-                               {**model.bound, **cache_arrays(model, batch, time)})
+                               {**model.bound, **cache_buffers(model, batch, time)})
     tokens = np.random.default_rng(0).integers(0, config.vocabulary, (batch, 1), dtype=np.int32)
     position = time // 2
     inputs = {"tokens": tokens, "position": np.array(position, np.int32),
@@ -122,8 +122,8 @@ def _node_case(node: Node, count: int, backend: Backend) -> Case:
                   for i, value in enumerate(node.inputs)]
         results = b.append(node, inputs)
         function = b.function({f"y{i}": result for i, result in enumerate(results)})
-    bound = {value.name: array for value, array in zip(inputs, _operands(node), strict=True)}
-    program = compile_function(function, backend, bound)
+    operands = {value.name: array for value, array in zip(inputs, _operands(node), strict=True)}
+    program = compile_function(function, backend, to_buffers(operands, backend))
     work = cost(node)
     return Case(label(node), lambda: program.run({}), program, work.flops, work.bytes, count)
 
@@ -134,7 +134,7 @@ def _operands(node: Node) -> list[np.ndarray]:
     generator = np.random.default_rng(0)
     arrays = []
     for value in node.inputs:
-        array = zeros(value.shape, value.dtype)
+        array = np.zeros(value.shape, value.dtype.numpy)
         if value.dtype.is_float:
             array[...] = generator.standard_normal(value.shape)
         arrays.append(array)

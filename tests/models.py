@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from backends.backend import Buffer
 from euler_ir.builder import Builder
 from euler_ir.graph import Function
 from euler_ir.types import F32, I32, DType
@@ -35,6 +38,11 @@ def micro_batch(config: ModelConfig, rows: int, time: int, seed: int,
 def step_batch(*micro_batches: MicroBatch) -> StepBatch:
     counts = sum((batch.targets >= 0).sum((0, 1)) for batch in micro_batches)
     return StepBatch(tuple(micro_batches), counts)
+
+
+def contents(buffers: Mapping[str, Buffer]) -> dict[str, np.ndarray]:
+    """Copies of what buffers hold."""
+    return {name: buffer.read().copy() for name, buffer in buffers.items()}
 
 
 def logits_function(config: ModelConfig, rows: int, time: int, dtype: DType = F32) -> Function:

@@ -60,13 +60,13 @@ def llama(tmp_path) -> Path:
 
 def our_logits(run: Path) -> np.ndarray:
     """[T, V] of TOKENS, with the interpreter's backend."""
-    model = load_trained(run).model
+    model = load_trained(run, backend("reference")).model
     time = len(TOKENS)
     function = logits_function(model.config, 1, time, model.dtype)
     inputs = {"tokens": TOKENS[None].astype(np.int32), "lo": np.zeros((1, time), np.int32),
               "hi": np.arange(1, time + 1, dtype=np.int32)[None]}
-    program = compile_function(function, backend("reference"))
-    return program.run({**model.bound, **inputs})["logits"][0]
+    program = compile_function(function, model.backend, model.bound)
+    return program.run(inputs)["logits"][0]
 
 
 def file_tensors(folder: Path) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +22,14 @@ from runtime.cli import run_command
 from runtime.engine import Model, Trainer
 from runtime.execute import compile_function
 from runtime.generation import Generator
-from runtime.gradcheck import central_difference, check_gradients, well_conditioned_weights
+from runtime.gradcheck import (
+    central_difference,
+    check_gradients,
+    objective_at,
+    well_conditioned_weights,
+)
 from runtime.settings import RECIPES, Settings
-from tests.models import logits_function, micro_batch, step_batch
+from tests.models import contents, logits_function, micro_batch, step_batch
 from tests.runners import BACKENDS, backend
 
 SMALL = shrink(PRESETS["gpt2-124m"])
@@ -33,14 +39,14 @@ ROWS, TIME = 8, 8
 every_backend = pytest.mark.parametrize("name", BACKENDS)
 
 
-def model(config: ModelConfig = SMALL, dtype=F64) -> Model:
-    result = Model(config, dtype)
+def model(name: str, config: ModelConfig = SMALL, dtype=F64) -> Model:
+    result = Model(config, backend(name), dtype)
     result.load(well_conditioned_weights(config, 1))
     return result
 
 
 def trainer(name: str, dtype=F32, **options) -> Trainer:
-    return Trainer(model(dtype=dtype), AdamWConfig(**options), backend(name), ROWS, TIME)
+    return Trainer(model(name, dtype=dtype), AdamWConfig(**options), ROWS, TIME)
 
 
 def fields(batch: MicroBatch, dtype=np.float64) -> dict[str, np.ndarray]:
@@ -49,9 +55,9 @@ def fields(batch: MicroBatch, dtype=np.float64) -> dict[str, np.ndarray]:
             "inverse_counts": counts.astype(dtype)}
 
 
-def loss_and_gradients(m: Model, batch: MicroBatch, name: str) -> dict[str, np.ndarray]:
+def loss_and_gradients(m: Model, batch: MicroBatch) -> dict[str, np.ndarray]:
     function = value_and_grad(loss_function(m.config, ROWS, TIME, m.dtype), list(m.weights))
-    return compile_function(function, backend(name)).run({**m.bound, **fields(batch)})
+    return compile_function(function, m.backend, m.bound).run(fields(batch))
 
 
 # Sizes and starting values
@@ -76,20 +82,21 @@ def test_every_preset_has_a_recipe():
 
 def test_starting_values():
     config = replace(PRESETS["gpt2-124m"], vocabulary=1000, layers=2)
-    m = Model(config)
+    m = Model(config, backend("reference"))
     m.initialise(0)
     deviations = {"embedding.weight": 0.02, "positions.weight": 0.01,
                   "layers.0.attention.qkv.weight": 0.02, "layers.1.attention.output.weight": 0.01,
                   "layers.0.mlp.up.weight": 0.02, "layers.1.mlp.down.weight": 0.01}
+    stored = m.stored()
     for name, deviation in deviations.items():
-        assert np.std(m.stored[name]) == pytest.approx(deviation, rel=0.02)
-    for p in m.parameters:
-        if p.name.endswith(".bias"):
-            assert not m.weights[p.name].any()
-        elif len(p.shape) == 1:
-            assert (m.weights[p.name] == 1).all()
-    assert m.weights["embedding.weight"].shape == (1024, 768)
-    assert not m.weights["embedding.weight"][1000:].any()
+        assert np.std(stored[name]) == pytest.approx(deviation, rel=0.02)
+    for name, array in stored.items():
+        if name.endswith(".bias"):
+            assert not array.any()
+        elif array.ndim == 1:
+            assert (array == 1).all()
+    embedding = m.weights["embedding.weight"].read()
+    assert embedding.shape == (1024, 768) and not embedding[1000:].any()
 
 
 def test_rows_for_a_smaller_tokenizer_are_padded_too():
@@ -135,18 +142,18 @@ def test_the_tied_gradient_is_the_sum_of_lookup_and_head(name):
     equal matrices, and against differences."""
     batch = micro_batch(SMALL, ROWS, TIME, 0)
     batch.tokens.reshape(-1)[:50] = 3
-    tied, untied = model(), Model(UNTIED, F64)
-    matrix = tied.stored["embedding.weight"]
-    untied.load({**tied.stored, "heads.weight": matrix[None]})
-    one, two = (loss_and_gradients(m, batch, name) for m in (tied, untied))
+    tied, untied = model(name), Model(UNTIED, backend(name), F64)
+    matrix = tied.stored()["embedding.weight"].copy()
+    untied.load({**tied.stored(), "heads.weight": matrix[None]})
+    one, two = (loss_and_gradients(m, batch) for m in (tied, untied))
     assert one["objective"] == pytest.approx(two["objective"], rel=1e-14)
     gradient = one["grad.embedding.weight"]
     total = two["grad.embedding.weight"] + two["grad.heads.weight"][0]
     np.testing.assert_allclose(gradient, total, rtol=0, atol=1e-14)
-    objective = compile_function(loss_function(SMALL, ROWS, TIME, F64), backend(name), tied.bound)
+    program = compile_function(loss_function(SMALL, ROWS, TIME, F64), backend(name), tied.bound)
+    objective = partial(objective_at, program, fields(batch), tied.weights["embedding.weight"])
     for element in range(3 * SMALL.width, 4 * SMALL.width):
-        numeric = central_difference(lambda: float(objective.run(fields(batch))["objective"]),
-                                     matrix, element)
+        numeric = central_difference(objective, matrix, element)
         assert abs(gradient.flat[element] - numeric) <= 1e-7 * np.abs(gradient).max()
 
 
@@ -158,12 +165,14 @@ def test_the_tied_gradient_is_the_sum_of_lookup_and_head(name):
 def test_padded_rows_take_no_part(name, config):
     """Whatever stands in them: same loss and gradients to the bit, none of theirs."""
     batch = micro_batch(config, ROWS, TIME, 0)
-    clean, junk = model(config), model(config)
+    clean, junk = model(name, config), model(name, config)
     padded = [p for p in clean.parameters if p.padding]
     assert len(padded) == 1 + (not config.tied_head)
     for p in padded:
-        junk.weights[p.name][..., config.vocabulary:, :] = 1e3
-    expected, got = (loss_and_gradients(m, batch, name) for m in (clean, junk))
+        values = np.full(p.padded_shape, 1e3)
+        values[..., :config.vocabulary, :] = clean.stored()[p.name]
+        junk.weights[p.name].write(values)
+    expected, got = (loss_and_gradients(m, batch) for m in (clean, junk))
     for key, value in expected.items():
         np.testing.assert_array_equal(got[key], value, err_msg=key)
     for p in padded:
@@ -175,8 +184,9 @@ def test_padded_rows_stay_zero_in_training(name):
     t = trainer(name)
     for step in range(10):
         assert t.step(step_batch(micro_batch(SMALL, ROWS, TIME, step)), 1e-2).applied
-    for array in (t.model.weights["embedding.weight"], t.moments["m.embedding.weight"],
-                  t.moments["v.embedding.weight"]):
+    for buffer in (t.model.weights["embedding.weight"], t.moments["m.embedding.weight"],
+                   t.moments["v.embedding.weight"]):
+        array = buffer.read()
         assert array.shape[0] == 64
         assert array[:SMALL.vocabulary].all() and not array[SMALL.vocabulary:].any()
 
@@ -184,12 +194,12 @@ def test_padded_rows_stay_zero_in_training(name):
 @every_backend
 def test_decay_acts_once_on_what_has_two_axes(name):
     t = trainer(name, weight_decay=0.1)
-    before = {key: array.copy() for key, array in t.model.weights.items()}
+    before = contents(t.model.weights)
     t.step(step_batch(micro_batch(SMALL, ROWS, TIME, 0, keep=0)), 0.1)
     for p in t.model.parameters:
         factor = np.float32(0.99 if len(p.shape) > 1 else 1.0)
-        np.testing.assert_allclose(t.model.weights[p.name], before[p.name] * factor, rtol=2e-7,
-                                   err_msg=p.name)
+        np.testing.assert_allclose(t.model.weights[p.name].read(), before[p.name] * factor,
+                                   rtol=2e-7, err_msg=p.name)
 
 
 # Decoding
@@ -198,12 +208,12 @@ def test_decay_acts_once_on_what_has_two_axes(name):
 @every_backend
 def test_decoding_with_a_cache_equals_the_whole_pass(name):
     """Prefill in chunks that do not divide the text, then token by token, up to a full context."""
-    m = model()
+    m = model(name)
     tokens = micro_batch(SMALL, 1, 8, 3).tokens
     hi = np.arange(1, 9, dtype=np.int32)[None]
-    whole = compile_function(logits_function(SMALL, 1, 8, F64), backend(name)).run(
-        {**m.bound, "tokens": tokens, "lo": np.zeros_like(hi), "hi": hi})["logits"][0]
-    generator = Generator(m, backend(name), chunk=3)
+    whole = compile_function(logits_function(SMALL, 1, 8, F64), backend(name), m.bound).run(
+        {"tokens": tokens, "lo": np.zeros_like(hi), "hi": hi})["logits"][0]
+    generator = Generator(m, chunk=3)
     text = list(map(int, tokens[0]))
     got = [generator.extend(text[:4]), generator.extend(text[4:6]),
            generator.extend(text[6:7]), generator.extend(text[7:])]
@@ -217,7 +227,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(name):
 
 def save(t: Trainer, directory) -> None:
     with CheckpointWriter(directory) as writer:
-        writer.save(t.model.stored, t.stored_moments, {"step": 1, "t": int(t.t)}, "{}")
+        writer.save(t.model.stored(), t.stored_moments(), {"step": 1, "t": int(t.t.read())}, "{}")
 
 
 def test_a_checkpoint_holds_the_tied_matrix_once_and_no_padding(tmp_path):
@@ -233,20 +243,20 @@ def test_a_checkpoint_holds_the_tied_matrix_once_and_no_padding(tmp_path):
 
 
 def test_a_loaded_model_goes_on_tied_and_to_the_bit(tmp_path):
-    t, other = trainer("llvm"), Trainer(Model(SMALL), AdamWConfig(), backend("llvm"), ROWS, TIME)
+    t = trainer("llvm")
+    other = Trainer(Model(SMALL, backend("llvm")), AdamWConfig(), ROWS, TIME)
     t.step(step_batch(micro_batch(SMALL, ROWS, TIME, 0)), 1e-2)
     save(t, tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     checkpoint.check_shapes({p.name: p.shape for p in other.model.parameters})
     other.model.load(checkpoint.tensors)
-    for name, moment in other.stored_moments.items():
-        moment[...] = checkpoint.moments[name]
-    other.t[...] = checkpoint.state["t"]
+    other.load(checkpoint.moments, checkpoint.state["t"])
     for step in range(5):
         batch = step_batch(micro_batch(SMALL, ROWS, TIME, 1 + step))
         assert t.step(batch, 1e-2).loss == other.step(batch, 1e-2).loss
-    for name, array in {**t.model.weights, **t.moments}.items():
-        np.testing.assert_array_equal({**other.model.weights, **other.moments}[name], array)
+    for name, buffer in {**t.model.weights, **t.moments}.items():
+        np.testing.assert_array_equal({**other.model.weights, **other.moments}[name].read(),
+                                      buffer.read())
 
 
 @pytest.mark.parametrize(("saved", "wanted", "message"), [
@@ -254,6 +264,6 @@ def test_a_loaded_model_goes_on_tied_and_to_the_bit(tmp_path):
     (SMALL, UNTIED, "has no tensor heads.weight, which the model needs"),
 ])
 def test_a_head_of_its_own_is_no_tied_one(tmp_path, saved, wanted, message):
-    save(Trainer(model(saved, F32), AdamWConfig(), backend("reference"), ROWS, TIME), tmp_path)
+    save(Trainer(model("reference", saved, F32), AdamWConfig(), ROWS, TIME), tmp_path)
     with pytest.raises(EulerError, match=message):
         load_checkpoint(tmp_path).check_shapes({p.name: p.shape for p in parameters(wanted)})

@@ -10,7 +10,7 @@ from euler_ir.builder import Builder
 from euler_ir.errors import EulerError
 from euler_ir.op import Composite
 from euler_ir.types import BF16, F32, F64, I32
-from runtime.execute import compile_function, link_function
+from runtime.execute import compile_function, link_function, to_buffers
 from tests.llvm_backends import apply, backend, run_with_threads, sample
 
 
@@ -52,11 +52,11 @@ def test_inputs_are_copied_in_and_results_out():
 
 def test_bound_memory_is_read_at_every_run():
     f = apply(lambda b, x, y: x * y, (F32, (5,)), (F32, (5,)))
-    weights = np.ones(5, np.float32)
-    program = link_function(f, backend(), {"x1": weights})
+    bound = to_buffers({"x1": np.ones(5, np.float32)}, backend())
+    program = link_function(f, backend(), bound)
     x = np.arange(5, dtype=np.float32)
     np.testing.assert_array_equal(program.run({"x0": x})["y0"], x)
-    weights[:] = 3
+    bound["x1"].write(np.full(5, 3))
     np.testing.assert_array_equal(program.run({"x0": x})["y0"], 3 * x)
 
 
@@ -140,7 +140,8 @@ def test_integers_are_not_multiplied_as_matrices():
 def test_a_run_takes_no_input_that_is_bound_or_unknown(name):
     """It would be left unread: a bound input is where it is."""
     f = apply(lambda b, x, y: x * y, (F32, (2,)), (F32, (2,)))
-    program = link_function(f, create(name), {"x1": np.ones(2, np.float32)})
+    chosen = create(name)
+    program = link_function(f, chosen, to_buffers({"x1": np.ones(2, np.float32)}, chosen))
     for other in ("x1", "x2"):
         with pytest.raises(EulerError, match=f"takes no input %{other} at a run; it takes x0"):
             program.run({"x0": np.ones(2), other: np.ones(2)})

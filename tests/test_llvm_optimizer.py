@@ -6,7 +6,7 @@ import pytest
 from euler_ir import interpreter, ops
 from euler_ir.builder import Builder
 from euler_ir.types import BF16, F32, F64, I32
-from runtime.execute import link_function
+from runtime.execute import link_function, to_buffers
 from runtime.testing import check_close
 from tests.llvm_backends import backend, run_with_threads
 
@@ -89,12 +89,12 @@ def test_updates_happen_in_bound_memory():
     f = step(donate=True)
     inputs = inputs_of(f)
     expected = interpreter.run(f, inputs)
-    bound = {name: inputs.pop(name) for name in f.donations}
+    bound = to_buffers({name: inputs.pop(name) for name in f.donations}, backend("host", 2))
     program = link_function(f, backend("host", 2), bound)
     assert not program.plan.copies
     assert set(program.run(inputs)) == {"norm"}
-    for name, array in bound.items():
-        np.testing.assert_allclose(array, expected[f"{name}.new"], rtol=1e-5, atol=1e-7)
+    for name, buffer in bound.items():
+        np.testing.assert_allclose(buffer.read(), expected[f"{name}.new"], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)

@@ -13,7 +13,7 @@ from euler_ir.builder import Builder
 from euler_ir.op import Composite, Pointwise, Row
 from euler_ir.ops import AdamW
 from euler_ir.types import F32, I32
-from runtime.execute import compile_function
+from runtime.execute import compile_function, to_buffers
 from runtime.testing import check_op
 
 
@@ -85,11 +85,12 @@ def training_step():
 def test_a_model_trains_through_them(backend):
     function = training_step()
     generator = np.random.default_rng(0)
-    bound = {value.name: np.zeros(value.shape, np.float32) for value in function.inputs
+    start = {value.name: np.zeros(value.shape, np.float32) for value in function.inputs
              if value.name not in ("x", "target", "t")}
     for name in ("residual", "head"):
-        bound[name][...] = generator.normal(size=bound[name].shape) * 0.1
-    program = compile_function(function, create(backend), bound)
+        start[name][...] = generator.normal(size=start[name].shape) * 0.1
+    chosen = create(backend)
+    program = compile_function(function, chosen, to_buffers(start, chosen))
     x = generator.normal(size=(32, 16)).astype(np.float32)
     target = (np.argmax(x[:, :4], axis=1)[:, None]).astype(np.int32)
     losses = [float(program.run({"x": x, "target": target, "t": np.array(t)})["loss"])

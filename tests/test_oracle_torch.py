@@ -127,9 +127,9 @@ def torch_losses(torch, config: ModelConfig, batches: list[StepBatch]) -> list[l
 
 
 def our_losses(config: ModelConfig, batches: list[StepBatch], dtype: DType) -> list[np.ndarray]:
-    model = Model(config, dtype)
+    model = Model(config, backend("llvm"), dtype)
     model.load(initial_weights(config))
-    trainer = Trainer(model, OPTIMIZER, backend("llvm"), ROWS, TIME)
+    trainer = Trainer(model, OPTIMIZER, ROWS, TIME)
     return [trainer.step(batch, RATE.at(step)).losses for step, batch in enumerate(batches)]
 
 
@@ -180,9 +180,9 @@ def test_logits_are_those_of_transformers(torch, dtype, tolerance):
     batch = micro_batch(config, 2, 32, 0)
     with torch.no_grad():
         expected = theirs(torch.tensor(batch.tokens.astype(np.int64))).logits.numpy()
-    model = Model(config, dtype)
+    model = Model(config, backend("llvm"), dtype)
     model.load(hugging_face_weights(theirs))
-    got = compile_function(logits_function(config, 2, 32, dtype), backend("llvm")).run(
-        {**model.bound, "tokens": batch.tokens, "lo": batch.lo, "hi": batch.hi})["logits"]
+    program = compile_function(logits_function(config, 2, 32, dtype), model.backend, model.bound)
+    got = program.run({"tokens": batch.tokens, "lo": batch.lo, "hi": batch.hi})["logits"]
     assert np.abs(expected).max() > 3  # no trivial agreement
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)

@@ -83,13 +83,14 @@ def loaded(transformers, folder: Path):
 
 def assert_same_text(torch, theirs, run: Path) -> None:
     """Logits at all positions of random tokens, and fifty greedy tokens after a few of them."""
-    trained = load_trained(run)
+    trained = load_trained(run, backend("llvm"))
     model, vocabulary = trained.model, trained.model.config.vocabulary
     tokens = np.random.default_rng(2).integers(0, vocabulary, (1, CONTEXT)).astype(np.int32)
     lo = np.zeros((1, CONTEXT), np.int32)
     hi = np.arange(1, CONTEXT + 1, dtype=np.int32)[None]
-    ours = compile_function(logits_function(model.config, 1, CONTEXT), backend("llvm")).run(
-        {**model.bound, "tokens": tokens, "lo": lo, "hi": hi})["logits"]
+    function = logits_function(model.config, 1, CONTEXT)
+    program = compile_function(function, model.backend, model.bound)
+    ours = program.run({"tokens": tokens, "lo": lo, "hi": hi})["logits"]
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens.astype(np.int64))).logits.numpy()
         assert np.abs(expected).max() > 1
@@ -98,7 +99,7 @@ def assert_same_text(torch, theirs, run: Path) -> None:
         text = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
                                max_new_tokens=50, eos_token_id=None, pad_token_id=0)
     greedy = Sampler(temperature=0.0, ids=range(vocabulary))
-    generator = Generator(model, backend("llvm"))
+    generator = Generator(model)
     assert list(generator.stream(tokens[0, :PROMPT].tolist(), 50, greedy)) == (
         text[0, PROMPT:].tolist())
 

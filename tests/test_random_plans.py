@@ -10,7 +10,8 @@ from backends.backend import Backend
 from euler_ir import interpreter
 from euler_ir.graph import Function
 from euler_ir.verify import verify
-from runtime.execute import compile_function, link_function
+from runtime.execute import compile_function, link_function, to_buffers
+from tests.models import contents
 from tests.planning import assert_same, plan_of, poisoned
 from tests.random_functions import random_function, random_inputs
 from tests.runners import BACKENDS
@@ -57,16 +58,16 @@ def test_random_functions_survive_the_passes(name, part):
 
 def check_bound_runs(f: Function, chosen: Backend, inputs: dict[str, np.ndarray]) -> None:
     """All inputs bound: donated ones are updated run by run, the others stay."""
-    bound = {name: array.copy() for name, array in inputs.items()}
+    bound = to_buffers(inputs, chosen)
     program = link_function(f, chosen, bound)
     for _ in range(2):
-        state = {name: array.copy() for name, array in bound.items()}
+        state = contents(bound)
         expected = interpreter.run(f, state)
         got = program.run({})
         donated = set(f.donations.values())
         assert_same(got, {name: array for name, array in expected.items() if name not in donated})
-        assert_same(bound, state | {name: expected[output]
-                                    for name, output in f.donations.items()})
+        assert_same(contents(bound), state | {name: expected[output]
+                                              for name, output in f.donations.items()})
 
 
 def test_random_functions_cover_what_they_claim():

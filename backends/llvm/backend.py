@@ -13,10 +13,11 @@ from backends.llvm.launch import Launch, Program
 from backends.llvm.movement import copy_kernel
 from backends.llvm.target import Target
 from backends.llvm.team import Team
-from backends.memory import HostMemory
+from backends.memory import HostBuffer, HostMemory
 from euler_ir.graph import Function, Node
 from euler_ir.op import Composite
 from euler_ir.plan import Kernel, Place, Plan
+from euler_ir.types import TensorType
 
 __all__ = ["LLVMBackend", "LLVMProgram"]
 
@@ -57,7 +58,10 @@ class LLVMBackend:
             self._sources[key] = lower_node(node, self.target)
         return self._sources[key]
 
-    def link(self, plan: Plan, bound: Mapping[str, np.ndarray] | None = None) -> LLVMProgram:
+    def allocate(self, type: TensorType) -> HostBuffer:
+        return HostBuffer(type)
+
+    def link(self, plan: Plan, bound: Mapping[str, HostBuffer] | None = None) -> LLVMProgram:
         return LLVMProgram(self, plan, bound or {})
 
     def listing(self, kernel: Kernel) -> Mapping[str, str]:
@@ -69,7 +73,7 @@ class LLVMBackend:
 class LLVMProgram:
     """A plan with its memory and its launch table."""
 
-    def __init__(self, backend: LLVMBackend, plan: Plan, bound: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, backend: LLVMBackend, plan: Plan, bound: Mapping[str, HostBuffer]) -> None:
         self.plan, self._team = plan, backend.team
         self._memory = HostMemory(plan, bound)
         self._nodes: list[Node | None] = []

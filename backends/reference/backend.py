@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from backends.memory import HostMemory
+from backends.memory import HostBuffer, HostMemory
 from euler_ir.graph import Function, Node
 from euler_ir.interpreter import run_node
 from euler_ir.op import REGISTRY, Composite, Pointwise
 from euler_ir.ops import AdamW, UpdateSlice
 from euler_ir.plan import Kernel, Place, Plan
+from euler_ir.types import TensorType
 
 #: Every byte of poison; a float of such bytes is NaN.
 POISON = 0xFF
@@ -39,7 +40,10 @@ class ReferenceBackend:
         return [Kernel(node, inplace=_inplace(node)) for node in function.nodes
                 if node.op.alias(*(value.type for value in node.inputs)) is None]
 
-    def link(self, plan: Plan, bound: Mapping[str, np.ndarray] | None = None) -> ReferenceProgram:
+    def allocate(self, type: TensorType) -> HostBuffer:
+        return HostBuffer(type)
+
+    def link(self, plan: Plan, bound: Mapping[str, HostBuffer] | None = None) -> ReferenceProgram:
         return ReferenceProgram(plan, bound or {}, self.poison)
 
     def listing(self, kernel: Kernel) -> Mapping[str, str]:
@@ -62,7 +66,7 @@ def _inplace(node: Node) -> tuple[tuple[int, int], ...]:
 class ReferenceProgram:
     """A plan with its memory."""
 
-    def __init__(self, plan: Plan, bound: Mapping[str, np.ndarray], poison: bool) -> None:
+    def __init__(self, plan: Plan, bound: Mapping[str, HostBuffer], poison: bool) -> None:
         self.plan, self.poison = plan, poison
         self._memory = HostMemory(plan, bound)
         self._arrays = {value: self._memory.array(value, place)
