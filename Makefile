@@ -1,7 +1,7 @@
 # Everything a fresh machine needs is a virtual environment, which these targets make themselves.
 #   make train         train nano-1m on Shakespeare and print a sample
 #   make test          the tests
-#   make oracle        the tests against PyTorch, tokenizers and transformers
+#   make oracle        the tests against PyTorch, transformers and lm-evaluation-harness
 #   make oracle-llama  the tests against llama.cpp, which is compiled first (C++, some 20 minutes)
 #   make lint          ruff
 

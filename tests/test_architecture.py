@@ -15,7 +15,7 @@ ALLOWED = {
     "backends": {"euler_ir", "numpy", "ml_dtypes", "llvmlite", "cuda", "nvmath"},
     "model": {"euler_ir", "numpy", "ml_dtypes", "regex"},
     "runtime": {"euler_ir", "backends", "model", "numpy", "ml_dtypes", "safetensors", "gguf",
-                "tqdm", "matplotlib"},
+                "lm_eval", "tqdm", "matplotlib"},
 }
 
 

@@ -8,14 +8,15 @@ import pytest
 
 from backends.backend import create
 from euler_ir.errors import EulerError
-from runtime import bench, convert, generate, gradcheck, inspect, train
+from runtime import bench, convert, evaluate, generate, gradcheck, inspect, train
 from runtime.arguments import refuse_together
 from runtime.cli import run_command
 
-COMMANDS = {"bench": bench, "convert": convert, "generate": generate, "gradcheck": gradcheck,
-            "inspect": inspect, "train": train}
+COMMANDS = {"bench": bench, "convert": convert, "evaluate": evaluate, "generate": generate,
+            "gradcheck": gradcheck, "inspect": inspect, "train": train}
 #: What a command cannot do without; none of it is there.
-NEEDED = {"generate": ["--checkpoint", "none"], "train": ["--data", "none"]}
+NEEDED = {"evaluate": ["--checkpoint", "none", "--tasks", "none"],
+          "generate": ["--checkpoint", "none"], "train": ["--data", "none"]}
 
 
 def option(command: str, flag: str) -> argparse.Action | None:
@@ -40,7 +41,7 @@ def test_help_tells_every_argument_and_ends_well(name, capsys):
         assert action.help and action.option_strings[0] in shown
 
 
-@pytest.mark.parametrize("name", ["bench", "generate", "gradcheck", "inspect", "train"])
+@pytest.mark.parametrize("name", ["bench", "evaluate", "generate", "gradcheck", "inspect", "train"])
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--backend", "tpu"], "no backend 'tpu'; known: auto, llvm"),
     (["--cpu-features", "+warp-drive"], "--cpu-features: unknown feature 'warp-drive'"),

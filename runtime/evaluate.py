@@ -1,0 +1,73 @@
+"""Measure a trained model on tasks of lm-evaluation-harness.
+
+    python -m runtime.evaluate --checkpoint runs/2025-01-31-nano-1m --tasks lambada_openai,piqa
+
+The harness downloads its tasks' data from the Hugging Face hub. Tasks of your own, a YAML file each
+in the folder that `--include-path` names, need no network if their data are files.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from euler_ir.errors import EulerError
+from runtime.arguments import add_backend, add_checkpoint, backend_of
+from runtime.cli import Parser, integer, path, run_command
+from runtime.files import write_atomic
+from runtime.generation import load_trained
+from runtime.scoring import ROWS
+
+
+def parser() -> Parser:
+    p = Parser(prog="python -m runtime.evaluate", description=__doc__.splitlines()[0])
+    add_checkpoint(p)
+    p.add_argument("--tasks", required=True, metavar="NAMES",
+                   help="tasks, groups or tags of the harness, separated by commas")
+    p.add_argument("--include-path", type=path, metavar="DIR", help="a folder of further tasks")
+    p.add_argument("--limit", type=integer(1), metavar="N",
+                   help="the first N documents of each task (all)")
+    p.add_argument("--num-fewshot", type=integer(0), metavar="N",
+                   help="examples in each prompt (the task's)")
+    p.add_argument("--batch-size", type=integer(1), default=ROWS, metavar="B",
+                   help=f"rows that are scored at a time ({ROWS})")
+    p.add_argument("--out", type=path, metavar="FILE.json", help="also write the results here")
+    add_backend(p)
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    names = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    if not names:
+        raise EulerError("--tasks names no task")
+    backend = backend_of(arguments)
+    if arguments.out is not None and not Path(arguments.out).parent.is_dir():
+        raise EulerError(f"--out {arguments.out}: its directory does not exist")
+    harness = _harness()
+    trained = load_trained(arguments.checkpoint, backend)
+    for note in trained.notes:
+        print(note, file=sys.stderr)
+    model = harness.EulerLM(trained, arguments.batch_size)
+    results = harness.run_tasks(model, names, arguments.include_path, arguments.limit,
+                                arguments.num_fewshot)
+    print(harness.tables(results))
+    if arguments.out is not None:
+        write_atomic(Path(arguments.out), f"{harness.as_json(results)}\n".encode())
+
+
+def _harness() -> ModuleType:
+    try:
+        import runtime.harness
+    except ImportError as error:
+        if (error.name or "").split(".")[0] != "lm_eval":
+            raise
+        raise EulerError("evaluation needs lm-evaluation-harness: pip install 'euler[eval]'"
+                         ) from None
+    return runtime.harness
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
