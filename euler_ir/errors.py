@@ -1,6 +1,6 @@
 """The one exception that means "the input was wrong, not the program"."""
 
-_SHOWN = 80  # characters of a value in a message
+_SHOWN, _CUT = 80, 200  # characters of a value in a message, and of a message in another
 
 
 class EulerError(Exception):
@@ -12,5 +12,9 @@ class EulerError(Exception):
 def shown(value: object) -> str:
     """The value as a message shows it: as Python spells it, cut where it is long. What a file of
     others holds may be long, and may hold what a terminal obeys."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return cut(repr(value), _SHOWN)
+
+
+def cut(text: str, length: int = _CUT) -> str:
+    """The text, or its beginning and three dots where it is longer."""
+    return text if len(text) <= length else text[:length] + "..."

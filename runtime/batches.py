@@ -13,16 +13,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
+from typing import Any
 
 import numpy as np
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
+from model.json_values import whole_number
 from runtime.data import TokenStream
 
+_MOST_WINDOWS = 1 << 62
 _CHUNK = 1 << 20  # tokens read at a time where a whole stream is walked
 
 
@@ -190,19 +193,19 @@ class BatchStream:
             "data": self.windows.stream.fingerprint,
         }
 
-    def restore(self, state: dict) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. The number of ranks, the batch size and the accumulation
         may differ; data, context and seed decide which window comes when, and may not.
 
-        Raises EulerError when one of them differs.
+        Raises EulerError when one of them differs, and for a position that is none.
         """
         for key, here in self.state().items():
-            if key != "position" and state[key] != here:
+            if key != "position" and state.get(key) != here:
                 raise EulerError(
-                    f"cannot go on in the data: the checkpoint's {key} is {state[key]}, here it is "
-                    f"{here}; resume with the same data, tokenizer, context and seed"
+                    f"cannot go on in the data: the checkpoint's {key} is {shown(state.get(key))}, "
+                    f"here it is {here!r}; resume with the same data, tokenizer, context and seed"
                 )
-        self.position = int(state["position"])
+        self.position = whole_number(state, "position", most=_MOST_WINDOWS)
 
     def _sequence(self, start: int, count: int) -> np.ndarray:
         """Window numbers at places [start, start + count) of all epochs laid end to end."""

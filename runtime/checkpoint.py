@@ -27,16 +27,27 @@ import shutil
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 from model.config import ModelConfig
+from model.json_values import check_keys, field, whole_number
 from model.parameters import parameters
-from runtime.files import read_error, write_error
-from runtime.tensorfile import FileRecord, read_tensors, read_text, write_tensors, write_text
+from model.tokenizer import Tokenizer
+from runtime.files import naming, read_error, write_error
+from runtime.tensorfile import (
+    FLOATS,
+    FileRecord,
+    read_tensors,
+    read_text,
+    write_tensors,
+    write_text,
+)
 
 FORMAT_VERSION = 1
 SYNC_SECONDS = 10.0
@@ -47,7 +58,10 @@ _TOKENIZER, _STATE = "tokenizer.json", "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint. `notes` has a line for each newer one that was passed over as broken."""
+    """A loaded checkpoint. `notes` has a line for each newer one that was passed over as broken.
+
+    Its files are whole, which does not say that a save of ours wrote them: what they hold is
+    checked where it is asked for."""
 
     path: Path
     step: int
@@ -55,11 +69,49 @@ class Checkpoint:
     moments: dict[str, np.ndarray]
     state: dict
     tokenizer_json: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Says of user errors from inside that they are about the state."""
+        return naming(self.path / _STATE)
+
+    def model_config(self) -> ModelConfig:
+        """The model's configuration; the tensors are those of such a model.
+
+        Raises EulerError, naming the file, where they are not."""
+        with self.naming():
+            config = ModelConfig.from_dict(field(self.state, "model", dict))
+        if config.layers > len(self.tensors):  # each has several: no list of billions is made
+            raise EulerError(f"{self.path / _STATE} says {config.layers} layers, {_MODEL} has no "
+                             f"more than {len(self.tensors)} tensors")
+        self.check_shapes({p.name: p.shape for p in parameters(config)})
+        return config
+
+    def tokenizer(self, config: ModelConfig) -> Tokenizer:
+        """The tokenizer; EulerError, naming the file, for one that does not go with the model."""
+        with naming(self.path / _TOKENIZER):
+            tokenizer = Tokenizer.from_json(self.tokenizer_json)
+            if tokenizer.vocabulary_size > config.vocabulary:
+                raise EulerError(f"the tokenizer has ids up to {tokenizer.vocabulary_size - 1}, "
+                                 f"the model's vocabulary is {config.vocabulary}")
+        return tokenizer
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run, among them at least `precision` and `context`; those of an
+        import are no more."""
+        with self.naming():
+            settings = field(self.state, "settings", dict)
+            field(settings, "precision", str)
+            whole_number(settings, "context", least=1)
+        return settings
 
     def check_shapes(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raise EulerError unless the parameters are those of a model with these shapes."""
         _check_shapes(self.path / _MODEL, self.tensors, expected, "model")
+        for name, array in self.tensors.items():
+            if array.dtype not in FLOATS:
+                raise EulerError(f"{self.path / _MODEL}: {name} has the type {array.dtype}, which "
+                                 "is no type of parameters")
 
     def check_moments(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raise EulerError unless the moments are those of an optimizer with these shapes."""
@@ -221,9 +273,7 @@ def load_model(path: Path | str) -> tuple[Checkpoint, ModelConfig]:
     checkpoint = load_checkpoint(path, with_moments=False)
     if checkpoint is None:
         raise EulerError(f"{path} has no checkpoint yet")
-    config = ModelConfig.from_dict(checkpoint.state["model"])
-    checkpoint.check_shapes({p.name: p.shape for p in parameters(config)})
-    return checkpoint, config
+    return checkpoint, checkpoint.model_config()
 
 
 class NewerFormatError(EulerError):
@@ -233,17 +283,26 @@ class NewerFormatError(EulerError):
 
 def _load(path: Path, with_moments: bool, notes: list[str]) -> Checkpoint:
     document = _read_state(path / _STATE)
-    records = {name: FileRecord(**record) for name, record in document["files"].items()}
-    moments = read_tensors(path / _OPTIMIZER, records[_OPTIMIZER]) if with_moments else {}
+    with naming(path / _STATE):
+        state = field(document, "state", dict)
+        step = whole_number(state, "step")
+        files = field(document, "files", dict)
+        records = {name: _record(files, name) for name in (_MODEL, _OPTIMIZER, _TOKENIZER)}
     return Checkpoint(
         path=path,
-        step=document["state"]["step"],
+        step=step,
         tensors=read_tensors(path / _MODEL, records[_MODEL]),
-        moments=moments,
-        state=document["state"],
+        moments=read_tensors(path / _OPTIMIZER, records[_OPTIMIZER]) if with_moments else {},
+        state=state,
         tokenizer_json=read_text(path / _TOKENIZER, records[_TOKENIZER]),
         notes=notes,
     )
+
+
+def _record(files: Mapping[str, Any], name: str) -> FileRecord:
+    values = field(files, name, dict)
+    check_keys(name, values, FileRecord)
+    return FileRecord(**{key: field(values, key, int) for key in values})
 
 
 def _read_state(file: Path) -> dict:
@@ -254,11 +313,11 @@ def _read_state(file: Path) -> dict:
         raise EulerError(f"{file} is missing") from None
     except OSError as error:
         raise read_error(error, file) from error
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise EulerError(f"{file} is cut or damaged: it is no checkpoint state") from None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise NewerFormatError(
-            f"{file} is of checkpoint format {version}, this program reads up to "
+            f"{file} is of checkpoint format {shown(version)}, this program reads up to "
             f"{FORMAT_VERSION}: use a newer Euler"
         )
     if zlib.crc32(_canonical(document)) != saved:

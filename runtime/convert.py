@@ -34,6 +34,7 @@ from runtime.gguf_export import write_gguf
 from runtime.hugging_face import read_folder
 from runtime.hugging_face_export import write_folder
 from runtime.run_directory import claim_run_directory
+from runtime.source_record import source_record
 
 _DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
@@ -100,7 +101,7 @@ def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None
     """Write the model of a checkpoint to a new Hugging Face folder."""
     checkpoint, config = _load(checkpoint_path)
     write_folder(to, config, checkpoint.tensors, checkpoint.tokenizer_json,
-                 checkpoint.state.get("source"), dtype)
+                 source_record(checkpoint, config), dtype)
     print(f"{checkpoint.path}: {parameter_count(config):,} parameters -> {to}")
 
 
@@ -113,12 +114,13 @@ def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
                          f"{config.prediction_heads} prediction heads: leave them out with "
                          "--first-head-only")
     write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype,
-               checkpoint.state.get("source"))
+               source_record(checkpoint, config))
     print(f"{checkpoint.path}: {dtype} -> {to}")
 
 
 def _load(checkpoint_path: Path | str) -> tuple[Checkpoint, ModelConfig]:
     checkpoint, config = load_model(checkpoint_path)
+    checkpoint.tokenizer(config)  # refuses one that does not go with the model
     for note in checkpoint.notes:
         print(note, file=sys.stderr)
     return checkpoint, config

@@ -6,8 +6,10 @@ target and renamed over it, which POSIX makes atomic within a directory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from euler_ir.errors import EulerError
@@ -27,6 +29,15 @@ def read_error(error: OSError, path: Path | str) -> EulerError:
     """The user error for a read of `path` that the system refused."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return EulerError(f"cannot read {path} ({reason})")
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path in front of user errors from inside: of what is wrong with what it holds."""
+    try:
+        yield
+    except EulerError as error:
+        raise EulerError(f"{path}: {error}") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:

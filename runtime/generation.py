@@ -20,15 +20,15 @@ import numpy as np
 
 from backends.backend import Backend, Buffer, Program
 from euler_ir.errors import EulerError
-from model.config import ModelConfig
 from model.tokenizer import Tokenizer
 from model.transformer import forward_cached
 from runtime.boundaries import Boundaries, boundaries
-from runtime.checkpoint import load_checkpoint
+from runtime.checkpoint import load_model
 from runtime.dump import Dump
 from runtime.engine import Model, precision
 from runtime.execute import compile_function
 from runtime.sampler import Sampler
+from runtime.source_record import source_record
 
 #: Tokens of a prefill: enough for its matmuls to be efficient, few enough to waste little on a
 #: short prompt, whose rest is padding.
@@ -189,15 +189,13 @@ def load_trained(path: Path | str, backend: Backend) -> Trained:
     weights in the backend's memory.
 
     Raises EulerError when there is none, or it is not whole."""
-    checkpoint = load_checkpoint(path, with_moments=False)
-    if checkpoint is None:
-        raise EulerError(f"{path} has no checkpoint yet")
-    config = ModelConfig.from_dict(checkpoint.state["model"])
-    settings = checkpoint.state["settings"]
-    model = Model(config, backend, precision(settings["precision"]))
-    checkpoint.check_shapes({p.name: p.shape for p in model.parameters})
+    checkpoint, config = load_model(path)
+    settings = checkpoint.settings()
+    with checkpoint.naming():
+        dtype = precision(settings["precision"])
+    model = Model(config, backend, dtype)
     model.load(checkpoint.tensors)
-    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
+    tokenizer = checkpoint.tokenizer(config)
     return Trained(model, tokenizer, settings["context"],
-                   boundaries(tokenizer.vocabulary, checkpoint.state.get("source")),
+                   boundaries(tokenizer.vocabulary, source_record(checkpoint, config)),
                    checkpoint.notes)

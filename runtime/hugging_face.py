@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 from model.config import ModelConfig
 from model.hugging_face_config import read_config
 from model.interchange import (
@@ -38,6 +38,7 @@ from model.parameters import parameters
 from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
 from runtime.boundaries import GENERATION_CONFIG, boundaries
+from runtime.files import naming
 from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
 
 CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -47,7 +48,7 @@ FURTHER_HEADS = "mtp_heads.safetensors"
 KEPT = (GENERATION_CONFIG, "tokenizer_config.json", "special_tokens_map.json")
 
 # Bytes of a tokenizer's file: GPT-2's and Llama 3's have 30 to 130 a token.
-_MOST_TOKENIZER, _MOST_A_TOKEN = 32 << 20, 256
+_MOST_TOKENIZER, _MOST_A_TOKEN = 24 << 20, 160
 
 #: Element types by safetensors' names: those of parameters, and with those of masks.
 FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
@@ -59,7 +60,7 @@ _SMALL_CONSTANT = {
     GPT2: re.compile(r"transformer\.h\.\d+\.attn\.masked_bias"),
     LLAMA: re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
 }
-_LISTED = 5  # names in one error
+_LISTED, _LONGEST_NAME = 5, 80  # names in one error, characters of each
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     if not folder.is_dir():
         raise EulerError(f"{folder} is no directory of a model")
     document = read_json(folder, CONFIG)
-    with _naming(folder):
+    with naming(folder):
         config = read_config(document)
         theirs = architecture(config)
     with contextlib.ExitStack() as opened:
@@ -100,7 +101,7 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     source |= {"architecture": theirs, "config": document,
                "files": {name: read_text(folder, name)
                          for name in KEPT if os.path.lexists(folder / name)}}
-    with _naming(folder):
+    with naming(folder):
         boundaries(vocabulary, source)  # refuses what is no id
     return Imported(config, tensors, tokenizer_json, source)
 
@@ -164,7 +165,7 @@ def _check(config: ModelConfig, found: _Found, heads: _Found | None) -> dict[str
     if config.tied_head and HEAD in found.slices:
         _check_tied(found, EMBEDDINGS[theirs])
     constants = {found.names[name]: _constant(found, name, config)
-                 for name in found.slices if _is_constant(name, theirs)}
+                 for name in found.slices if is_constant(name, theirs)}
     types = {found.names[name]: found.dtype(name) for name in found.slices}
     return {"tensors": types, "constants": constants,
             "further_heads": {name: heads.dtype(name) for name in heads.slices} if heads else {}}
@@ -175,8 +176,8 @@ def _check_tensors(found: _Found, wanted: Mapping[str, tuple[int, ...]],
     """Raise EulerError unless these tensors are there, in these shapes, and no other ones."""
     missing = [name for name in wanted if name not in found.slices]
     unknown = [found.names[name] for name in found.slices
-               if name not in wanted and name not in optional and not _is_constant(name, theirs)]
-    complaints = [f"{kind} tensors: {_listed(names)}"
+               if name not in wanted and name not in optional and not is_constant(name, theirs)]
+    complaints = [f"{kind} tensors: {listed(names)}"
                   for kind, names in (("missing", missing), ("unknown", unknown)) if names]
     if complaints:
         raise EulerError(f"{found.folder} has {'; '.join(complaints)}")
@@ -197,8 +198,13 @@ def _check_tied(found: _Found, embedding: str) -> None:
                          f"{CONFIG} ties them (tie_word_embeddings): one of the two is wrong")
 
 
-def _is_constant(name: str, theirs: str | None) -> bool:
-    if theirs == GPT2 and _MASK.fullmatch(name):
+def is_causal_mask(name: str) -> bool:
+    return _MASK.fullmatch(name) is not None
+
+
+def is_constant(name: str, theirs: str | None) -> bool:
+    """Whether a tensor, by its canonical name, is one that says nothing new."""
+    if theirs == GPT2 and is_causal_mask(name):
         return True
     return theirs is not None and _SMALL_CONSTANT[theirs].fullmatch(name) is not None
 
@@ -208,7 +214,7 @@ def _constant(found: _Found, name: str, config: ModelConfig) -> list[float] | No
     shape, size = found.shape(name), config.context
     if found.dtype(name) not in NUMPY_TYPES:
         raise EulerError(f"{found.folder}: {found.names[name]} has the type {found.dtype(name)}")
-    if _MASK.fullmatch(name):
+    if is_causal_mask(name):
         if shape != (1, 1, size, size) or not (
                 found.read(name)[0, 0] == np.tri(size, dtype=bool)).all():
             raise EulerError(f"{found.folder}: {found.names[name]} is not the causal mask of "
@@ -279,19 +285,12 @@ def _tensor_files(folder: Path) -> list[str]:
     wrong = sorted(tensor for tensor, _ in counts.keys() ^ set(weight_map.items()))
     if wrong:
         raise EulerError(f"{folder / INDEX} and the files that it names do not agree on "
-                         f"{_listed(wrong)}")
+                         f"{listed(wrong)}")
     return sorted(set(weight_map.values()))
 
 
-@contextlib.contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    """Put the folder in front of errors that come from inside."""
-    try:
-        yield
-    except EulerError as error:
-        raise EulerError(f"{folder}: {error}") from error
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_LISTED])
-    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
+def listed(names: Sequence[str]) -> str:
+    """The names for a message: a few of them, and how many more there are."""
+    first = ", ".join(name if name.isprintable() and len(name) <= _LONGEST_NAME else shown(name)
+                      for name in names[:_LISTED])
+    return first if len(names) <= _LISTED else f"{first} and {len(names) - _LISTED} more"

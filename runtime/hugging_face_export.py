@@ -144,4 +144,5 @@ def _texts(config: ModelConfig, tokenizer_json: str, source: Mapping[str, Any] |
 
 
 def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    # In ASCII: a string that was escaped, as half of a surrogate pair must be, stays so.
+    return json.dumps(document, indent=2) + "\n"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, shown
 from model.config import ModelConfig, preset
+from model.json_values import LARGEST, check_keys, is_positive_number
 from model.optimizer import AdamWConfig, LearningRate
 from model.parameters import parameter_count
 from runtime.run_directory import run_name
@@ -62,6 +63,13 @@ def fine_tuning_recipe(config: ModelConfig) -> Recipe:
                    lr=recipe.lr / _FINE_TUNING_SHARE)
 
 
+#: The whole numbers among the settings, with their least and largest value.
+_RANGES = {name: (least, LARGEST) for name, least in {
+    "steps": 1, "batch_size": 1, "context": 1, "warmup": 0, "accumulate": 1, "recompute": 0,
+    "eval_every": 0, "checkpoint_every": 1}.items()} | {"seed": (0, 2**63 - 1)}
+_MAY_BE_NONE = ("preset", "tokenizer", "init")
+
+
 @dataclass(frozen=True)
 class Settings:
     """A run's settings.
@@ -91,9 +99,28 @@ class Settings:
     CHANGEABLE: ClassVar = ("steps", "data", "eval_every", "checkpoint_every", "recompute")
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            self._check(f.name, getattr(self, f.name))
         if (self.preset is None) == (self.init is None):
             raise EulerError("a run's model comes from a preset or from a checkpoint (init), got "
                              f"preset {self.preset!r} and init {self.init!r}")
+
+    @staticmethod
+    def _check(name: str, value: object) -> None:
+        """Raise EulerError unless the value of a setting has its type and range."""
+        if name in _RANGES:
+            least, most = _RANGES[name]
+            if type(value) is not int or not least <= value <= most:
+                raise EulerError(f"setting {name} must be a whole number from {least} to {most}, "
+                                 f"got {shown(value)}")
+        elif name == "lr":
+            if not is_positive_number(value):
+                raise EulerError(f"setting lr must be a positive number, got {shown(value)}")
+        elif name == "data":
+            if type(value) is not tuple or not all(isinstance(path, str) for path in value):
+                raise EulerError(f"setting data must be a list of paths, got {shown(value)}")
+        elif not isinstance(value, str) and not (value is None and name in _MAY_BE_NONE):
+            raise EulerError(f"setting {name} must be a string, got {shown(value)}")
 
     @staticmethod
     def for_preset(name: str, **given) -> Settings:
@@ -154,14 +181,11 @@ class Settings:
         return {**asdict(self), "data": list(self.data)}
 
     @staticmethod
-    def from_dict(values: dict) -> Settings:
+    def from_dict(values: Mapping[str, Any]) -> Settings:
         """From JSON; raises EulerError naming keys that are unknown or missing."""
-        known = {f.name for f in fields(Settings)}
-        required = {f.name for f in fields(Settings) if f.default is MISSING}
-        wrong = sorted((set(values) - known) | (required - set(values)))
-        if wrong:
-            raise EulerError(f"the run's settings have unknown or missing keys: {', '.join(wrong)}")
-        return Settings(**{**values, "data": tuple(values.get("data", ()))})
+        check_keys("the run's settings", values, Settings)
+        data = values.get("data", [])
+        return Settings(**{**values, "data": tuple(data) if isinstance(data, list) else data})
 
 
 def _complete(config: ModelConfig, recipe: Recipe, given: Mapping[str, Any], *, context: int,

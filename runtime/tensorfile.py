@@ -40,6 +40,7 @@ _TYPES = {
     "U32": np.dtype(np.uint32),
     "BOOL": np.dtype(np.bool_),
 }
+FLOATS = frozenset(dtype for name, dtype in _TYPES.items() if "F" in name)
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _MOST_AXES, _LONGEST_AXIS = 16, 1 << 48
 _BLOCK = 4096  # bytes; a file system writes, and loses, whole blocks

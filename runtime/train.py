@@ -108,7 +108,7 @@ def _begin(arguments, given: dict, backend, dump: Dump | None) -> Run:
     initial, config = load_model(arguments.init)
     for note in initial.notes:
         print(note, file=sys.stderr)
-    settings = Settings.for_checkpoint(initial.path, config, initial.state["settings"], **given)
+    settings = Settings.for_checkpoint(initial.path, config, initial.settings(), **given)
     return Run(settings, backend, dump=dump, initial=initial)
 
 
@@ -128,7 +128,9 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Pa
         if "data" not in checkpoint.state:
             raise EulerError(f"{checkpoint.path} was imported: it has no run to go on with; begin "
                              "one with --init")
-        settings = Settings.from_dict(checkpoint.state["settings"])
+        values = checkpoint.settings()
+        with checkpoint.naming():
+            settings = Settings.from_dict(values)
         directory = run_directory_of(checkpoint.path)
         print(f"resuming after step {checkpoint.step}", file=sys.stderr)
     settings = settings.resumed_with(preset=arguments.preset, **given)

@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from backends.backend import Backend
 from euler_ir.errors import EulerError
-from model.config import ModelConfig, preset
+from model.config import preset
+from model.json_values import field, whole_number
 from model.parameters import parameter_count
 from model.tokenizer import Tokenizer, train_tokenizer
 from runtime.batches import BatchStream, ValidationSet
@@ -40,10 +41,11 @@ from runtime.data import (
 )
 from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
-from runtime.files import write_atomic
+from runtime.files import naming, write_atomic
 from runtime.hugging_face import source_of_trained
 from runtime.metrics import MetricsWriter, plot_losses
 from runtime.settings import Settings
+from runtime.source_record import source_record
 
 CONFIG_NAME = "config.json"
 #: So many updates left out in a row mean that the run has diverged.
@@ -53,12 +55,13 @@ _SKIPPED_IN_A_ROW = 20
 class Data:
     """A run's tokenizer and token streams."""
 
-    def __init__(self, settings: Settings, tokenizer_json: str | None) -> None:
+    def __init__(self, settings: Settings, tokenizer: Tokenizer | None) -> None:
         paths = list(settings.data) or [DEFAULT_TEXT]
-        if tokenizer_json is not None:
-            self.tokenizer = Tokenizer.from_json(tokenizer_json)
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
         elif settings.tokenizer:
             self.tokenizer = Tokenizer.load(settings.tokenizer)
+            settings.model(self.tokenizer.vocabulary_size)  # refused before a text is encoded
         else:
             stream = self._train_tokenizer(settings, paths)
             self.train, self.held_out = stream.split()
@@ -122,9 +125,14 @@ class Run:
                  initial: Checkpoint | None = None) -> None:
         self.settings, self.backend = settings, backend
         origin = checkpoint or initial
-        self.data = Data(settings, origin.tokenizer_json if origin else None)
-        self.config = self._model_config(origin)
-        source = origin.state.get("source") if origin else None  # of an import, however long ago
+        config = origin.model_config() if origin else None
+        self.data = Data(settings, origin.tokenizer(config) if origin else None)
+        self.config = config or settings.model(self.data.tokenizer.vocabulary_size)
+        if settings.context > self.config.context:
+            raise EulerError(f"rows of {settings.context} tokens are longer than the "
+                             f"{self.config.context} that the model's positions cover")
+        # Of an import, however long ago.
+        source = source_record(origin, config) if origin else None
         self._source = source_of_trained(source, settings.precision.upper()) if source else None
         self.batches = BatchStream(
             self.data.train, batch_size=settings.batch_size, context=settings.context,
@@ -149,23 +157,14 @@ class Run:
         else:
             self.model.initialise(settings.seed)
 
-    def _model_config(self, origin: Checkpoint | None) -> ModelConfig:
-        size = self.data.tokenizer.vocabulary_size
-        if origin is None:
-            return self.settings.model(size)
-        config = ModelConfig.from_dict(origin.state["model"])
-        if size > config.vocabulary:
-            raise EulerError(f"{origin.path}: the tokenizer has {size} tokens, the model's "
-                             f"vocabulary is {config.vocabulary}")
-        return config
-
     def _restore(self, checkpoint: Checkpoint) -> None:
-        checkpoint.check_shapes({p.name: p.shape for p in self.model.parameters})
         checkpoint.check_moments(self.trainer.moment_shapes)
         self.model.load(checkpoint.tensors)
-        self.trainer.load(checkpoint.moments, checkpoint.state["t"])
-        self.batches.restore(checkpoint.state["data"])
-        self.progress = Progress(checkpoint.step, checkpoint.state["skipped_in_a_row"])
+        with checkpoint.naming():
+            self.batches.restore(field(checkpoint.state, "data", dict))
+            skipped = whole_number(checkpoint.state, "skipped_in_a_row")
+            self.trainer.load(checkpoint.moments, whole_number(checkpoint.state, "t"))
+        self.progress = Progress(checkpoint.step, skipped)
 
     def train(self, directory: Path) -> bool:
         """Train to the last step, or until asked to stop; whether the last step was reached.
@@ -273,8 +272,9 @@ def read_settings(directory: Path) -> Settings:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EulerError(f"{directory} is no run directory: it has no {CONFIG_NAME}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EulerError(f"{path} cannot be read: {error}") from None
-    if not isinstance(values, Mapping) or not isinstance(values.get("settings"), Mapping):
+    if not isinstance(values, Mapping):
         raise EulerError(f"{path} has no settings of a run")
-    return Settings.from_dict(dict(values["settings"]))
+    with naming(path):
+        return Settings.from_dict(field(values, "settings", dict))

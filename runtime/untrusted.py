@@ -16,7 +16,7 @@ from pathlib import Path
 
 import safetensors
 
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, cut
 from runtime.files import read_error
 
 # Bytes. The largest known are a tenth of these.
@@ -35,7 +35,7 @@ def open_tensors(folder: Path, name: str) -> Iterator[safetensors.safe_open]:
                              f"{struct.unpack('<Q', head)[0]} bytes, the most is {MOST_HEADER}")
         reader = safetensors.safe_open(path, framework="np")
     except safetensors.SafetensorError as error:
-        raise EulerError(f"{path} is no sound safetensors file: {error}") from None
+        raise EulerError(f"{path} is no sound safetensors file: {cut(str(error))}") from None
     except OSError as error:
         raise read_error(error, path) from error
     with reader as file:

@@ -1,0 +1,83 @@
+"""The source record in a checkpoint of an imported model, checked before it is used.
+
+It says what an export writes: names and types of tensors, the configuration, names and texts of
+files. A checkpoint may come from anyone, so it must be what an import of its model would have made
+(runtime/hugging_face.py makes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from euler_ir.errors import EulerError, shown
+from model.config import ModelConfig
+from model.hugging_face_config import read_config
+from model.interchange import HEAD, architecture, places
+from model.json_values import field, is_number
+from runtime.checkpoint import Checkpoint
+from runtime.hugging_face import (
+    FLOATS,
+    KEPT,
+    NUMPY_TYPES,
+    canonical_name,
+    is_causal_mask,
+    is_constant,
+    listed,
+)
+
+
+def source_record(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any] | None:
+    """The record of a checkpoint with this model, None for one that was not imported.
+
+    Raises EulerError naming the file and the key that is not as an import makes it."""
+    if checkpoint.state.get("source") is None:
+        return None
+    with checkpoint.naming():
+        source = field(checkpoint.state, "source", dict)
+        _check_config(source, config)
+        _check_tensors(source, config)
+        for name, text in field(source, "files", dict).items():
+            if name not in KEPT or not isinstance(text, str):
+                raise EulerError(f"files of the source are texts of {', '.join(KEPT)}, not "
+                                 f"{shown(name)}")
+    return source
+
+
+def _check_config(source: Mapping[str, Any], config: ModelConfig) -> None:
+    imported = read_config(field(source, "config", dict))
+    imported = replace(imported, kind=config.kind, prediction_heads=config.prediction_heads)
+    if field(source, "architecture", str) != architecture(config) or imported != config:
+        raise EulerError("architecture and config of the source are not those of the model")
+
+
+def _check_tensors(source: Mapping[str, Any], config: ModelConfig) -> None:
+    theirs = architecture(config)
+    types, constants = field(source, "tensors", dict), field(source, "constants", dict)
+    _check_types(types, NUMPY_TYPES)
+    _check_types(field(source, "further_heads", dict), FLOATS)
+    wanted = {place.name for place in places(config)}
+    optional = {HEAD} if config.tied_head else set()
+    names = {name: canonical_name(name, theirs) for name in types}
+    unknown = [name for name, canonical in names.items()
+               if name not in constants and canonical not in wanted | optional]
+    missing = sorted(wanted - set(names.values()))
+    for kind, wrong in (("unknown", unknown), ("missing", missing)):
+        if wrong:
+            raise EulerError(f"tensors of the source: {kind} {listed(wrong)}")
+    for name, values in constants.items():
+        canonical = names.get(name, "")
+        sound = values is None if is_causal_mask(canonical) else (
+            isinstance(values, list) and len(values) > 0 and all(map(is_number, values)))
+        if not sound or not is_constant(canonical, theirs):
+            raise EulerError(f"constants of the source have {shown(name)}: {shown(values)}")
+
+
+def _check_types(types: Mapping[str, Any], known: Mapping[str, np.dtype]) -> None:
+    for name, own in types.items():
+        if not isinstance(own, str) or own not in known:
+            raise EulerError(f"{shown(name)} of the source has the type {shown(own)}, which is "
+                             f"none of {', '.join(known)}")
