@@ -19,21 +19,14 @@ def value_and_grad(function: Function, with_respect_to: Sequence[str],
     target = function.output(output)
     if not target.dtype.is_float or (target.shape and not seed):
         raise IRError(f"@{function.name}: can only differentiate a float scalar, not {target!r}")
-    builder = Builder(function.name + "_grad")
-    with builder as b:
-        values = {value: b.input(value.name, value.dtype, value.shape)
-                  for value in function.inputs}
-        for node in function.nodes:
-            outputs = b.append(node, [values[value] for value in node.inputs])
-            values.update(zip(node.outputs, outputs, strict=True))
+    with Builder(function.name + "_grad") as b:
+        inputs = b.inputs_like(function)
+        outputs = b.inline(function, inputs)
         start = (b.input("seed", target.dtype, target.shape) if seed
                  else b.full(1.0, target.dtype, target.shape))
-        wanted = {values[function.input(name)] for name in with_respect_to}
-        gradients = backpropagate(b, {values[target]: start}, wanted)
-        outputs = {name: values[value]
-                   for name, value in zip(function.output_names, function.outputs, strict=True)}
-        for name in with_respect_to:
-            value = values[function.input(name)]
+        wanted = {name: inputs[function.input(name).name] for name in with_respect_to}
+        gradients = backpropagate(b, {outputs[output]: start}, set(wanted.values()))
+        for name, value in wanted.items():
             gradient = gradients.get(value)
             outputs["grad." + name] = (b.full(0.0, value.dtype, value.shape)
                                        if gradient is None else gradient)

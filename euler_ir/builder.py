@@ -100,6 +100,25 @@ class Builder:
                                 node.segment))
         return outputs
 
+    def inputs_like(self, function: Function) -> dict[str, Value]:
+        """A new input for each one of another function, by name."""
+        return {value.name: self.input(value.name, value.dtype, value.shape)
+                for value in function.inputs}
+
+    def inline(self, function: Function, operands: Mapping[str, Value]) -> dict[str, Value]:
+        """Append another function's nodes, with their notes, on operands in the place of its
+        inputs; its outputs by name."""
+        values = {value: operands[value.name] for value in function.inputs}
+        for value, operand in values.items():
+            if operand.type != value.type:
+                raise IRError(f"@{self.name}: {operand!r} cannot be the input {value!r} of "
+                              f"@{function.name}")
+        for node in function.nodes:
+            outputs = self.append(node, [values[value] for value in node.inputs])
+            values.update(zip(node.outputs, outputs, strict=True))
+        return {name: values[value] for name, value
+                in zip(function.output_names, function.outputs, strict=True)}
+
     def function(self, outputs: Mapping[str, Value],
                  donations: Mapping[str, str] | None = None) -> Function:
         """The finished function, its outputs by name."""

@@ -4,13 +4,16 @@ The objective is the mean over heads of S_k · (1/N_k): S_k sums head k's token 
 its supervised tokens over the *whole* step, all micro-batches and ranks, and is known to the loader
 beforehand (1/N_k = 0 where there are none). So gradients of micro-batches simply add up, and a
 step's loss does not depend on how it was cut into them.
+
+A step is made in three parts, each a function of its own: the forward pass, that with its gradients
+(`value_and_grad`), and the step, which joins the optimizer's update to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from euler_ir.autodiff import backpropagate
+from euler_ir.autodiff import value_and_grad
 from euler_ir.builder import Builder
 from euler_ir.graph import Function, Module, Value
 from euler_ir.types import F32, I32, DType
@@ -65,14 +68,10 @@ def evaluation_function(config: ModelConfig, batch: int, time: int,
         return b.function({"losses": head_losses(b, config, weights, fields, tables)})
 
 
-def gradients(b: Builder, config: ModelConfig, weights: Mapping[str, Value],
-              batch: Mapping[str, Value], tables: Mapping[str, Value]
-              ) -> tuple[Value, dict[str, Value]]:
-    """The heads' losses and the objective's gradient by every parameter."""
-    losses = head_losses(b, config, weights, batch, tables)
-    objective = b.mean(losses)
-    found = backpropagate(b, {objective: b.full(1.0, objective.dtype)}, set(weights.values()))
-    return losses, {name: found[weight] for name, weight in weights.items()}
+def gradient_function(config: ModelConfig, batch: int, time: int, dtype: DType = F32) -> Function:
+    """As `loss_function`, with the objective's gradient `grad.<name>` by every parameter."""
+    return value_and_grad(loss_function(config, batch, time, dtype),
+                          [p.name for p in parameters(config)], "objective")
 
 
 def training_step(config: ModelConfig, optimizer: AdamWConfig, batch: int, time: int,
@@ -82,28 +81,31 @@ def training_step(config: ModelConfig, optimizer: AdamWConfig, batch: int, time:
     Without accumulation one, `step`: weights, moments, micro-batch, rate, t, limit → new weights
     and moments (donated), losses [K], gradient norm, applied, t. With it two: `accumulate` adds a
     micro-batch's gradients and losses to sums (donated), `apply` updates from the sums."""
+    gradient = gradient_function(config, batch, time, dtype)
     if not accumulate:
-        with Builder("step") as b:
-            weights = weight_inputs(b, config, dtype)
-            tables = rotary_inputs(b, config, dtype)
-            fields = batch_inputs(b, batch, time, config.prediction_heads, dtype)
-            losses, grads = gradients(b, config, weights, fields, tables)
-            outputs, donations = apply_adamw(b, config, optimizer, weights, grads)
-            return Module({"step": b.function({"losses": losses, **outputs}, donations)})
-    return Module({"accumulate": _accumulate(config, batch, time, dtype),
+        return Module({"step": _step(config, optimizer, gradient)})
+    return Module({"accumulate": _accumulate(config, gradient, dtype),
                    "apply": _apply(config, optimizer, dtype)})
 
 
-def _accumulate(config: ModelConfig, batch: int, time: int, dtype: DType) -> Function:
+def _step(config: ModelConfig, optimizer: AdamWConfig, gradient: Function) -> Function:
+    with Builder("step") as b:
+        inputs = b.inputs_like(gradient)
+        results = b.inline(gradient, inputs)
+        grads = {p.name: results[f"grad.{p.name}"] for p in parameters(config)}
+        outputs, donations = apply_adamw(b, config, optimizer, inputs, grads)
+        return b.function({"losses": results["losses"], **outputs}, donations)
+
+
+def _accumulate(config: ModelConfig, gradient: Function, dtype: DType) -> Function:
     with Builder("accumulate") as b:
-        weights = weight_inputs(b, config, dtype)
-        tables = rotary_inputs(b, config, dtype)
-        fields = batch_inputs(b, batch, time, config.prediction_heads, dtype)
+        inputs = b.inputs_like(gradient)
         sums = sum_inputs(b, config, dtype)
         losses_so_far = b.input("sum.losses", dtype, (config.prediction_heads,))
-        losses, grads = gradients(b, config, weights, fields, tables)
-        outputs = {f"sum.{name}": sums[name] + grad for name, grad in grads.items()}
-        outputs["sum.losses"] = losses_so_far + losses
+        results = b.inline(gradient, inputs)
+        outputs = {f"sum.{name}": so_far + results[f"grad.{name}"]
+                   for name, so_far in sums.items()}
+        outputs["sum.losses"] = losses_so_far + results["losses"]
         return b.function(outputs, {name: name for name in outputs})
 
 

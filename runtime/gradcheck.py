@@ -30,10 +30,9 @@ from functools import partial
 import numpy as np
 
 from backends.backend import Backend, Buffer, Program
-from euler_ir.autodiff import value_and_grad
 from euler_ir.types import F64
 from model.config import ModelConfig, preset, shrink
-from model.objective import loss_function
+from model.objective import gradient_function, loss_function
 from model.parameters import parameter_count, parameters
 from runtime.arguments import add_backend, add_preset, add_seed, backend_of
 from runtime.batches import inverse_counts
@@ -84,10 +83,10 @@ def check_gradients(config: ModelConfig, backend: Backend, seed: int = 0,
     model = Model(config, backend, F64)
     model.load(well_conditioned_weights(config, seed))
     batch = awkward_batch(config, min(config.context, FULL_CONTEXT), seed)
-    function = loss_function(config, _ROWS, batch["tokens"].shape[1], F64)
-    program = compile_function(function, backend, model.bound)
-    gradient = compile_function(value_and_grad(function, list(model.weights)), backend, model.bound)
-    gradients = gradient.run(batch)
+    time = batch["tokens"].shape[1]
+    program = compile_function(loss_function(config, _ROWS, time, F64), backend, model.bound)
+    gradients = compile_function(gradient_function(config, _ROWS, time, F64), backend,
+                                 model.bound).run(batch)
     generator = np.random.default_rng(seed)
     for p in model.parameters:
         weight = model.weights[p.name]

@@ -158,6 +158,28 @@ def test_a_seed_gives_a_vector_jacobian_product():
         np.sum(seed * (up - down)) / 2e-5, rel=1e-6)
 
 
+def test_a_function_inlined_means_the_same_and_keeps_its_notes():
+    """Passes may stand between a function and the one it becomes part of."""
+    with Builder("part") as b:
+        b.segment = "layer"
+        x, w = b.input("x", F32, (3,)), b.input("w", F32, (3,))
+        part = b.function({"product": x * w, "x": x})
+    with Builder("whole") as b:
+        inputs = b.inputs_like(part)
+        results = b.inline(part, {**inputs, "w": inputs["w"] + 1.0})
+        whole = verify(b.function({"y": results["product"] - results["x"]}))
+    (copy,) = (node for node in whole.nodes if node.segment)
+    assert (copy.op, copy.source, copy.segment) == (
+        part.nodes[0].op, part.nodes[0].source, "layer")
+    given = {"x": np.arange(3.0), "w": np.array([2.0, 0.0, -1.0])}
+    assert interpreter.run(whole, given)["y"].tolist() == [0.0, 0.0, -2.0]
+    with Builder("wrong") as b:
+        y = b.input("y", F32, (4,))
+        with pytest.raises(IRError, match=r"@wrong: %y: f32\[4\] cannot be the input %x: f32\[3\] "
+                                          "of @part"):
+            b.inline(part, {"x": y, "w": y})
+
+
 def test_only_the_needed_path_is_built():
     with Builder("f") as b:
         x, w = b.input("x", F32, (4, 4)), b.input("w", F32, (4, 4))
