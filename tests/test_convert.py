@@ -94,11 +94,18 @@ def with_masks(tensors: dict) -> dict:
                               for i in range(2)}
 
 
+def with_masks_of_today(tensors: dict) -> dict:
+    """Bytes, and truth values, as later releases of transformers wrote them."""
+    mask = np.tri(GPT2_CONFIG["n_positions"])[None, None]
+    return tensors | {"h.0.attn.bias": mask.astype(np.uint8), "h.1.attn.bias": mask.astype(bool)}
+
+
 def with_head(tensors: dict) -> dict:
     return tensors | {"lm_head.weight": tensors["wte.weight"]}
 
 
 GPT2_FILES = {"plain": lambda t: t, "prefix": with_prefix, "masks": with_masks,
+              "masks of bytes": with_masks_of_today,
               "prefix and masks": lambda t: with_prefix(with_masks(t)), "head twice": with_head}
 
 
@@ -243,7 +250,11 @@ def test_a_trained_model_goes_out_and_comes_back(tmp_path, config):
     tensors = trained_run(tmp_path / "run", config)
     export_folder(tmp_path / "run", tmp_path / "hf")
     assert (tmp_path / "hf/mtp_heads.safetensors").exists() == (config.prediction_heads > 1)
-    assert ("lm_head.weight" in file_tensors(tmp_path / "hf")) != config.tied_head
+    stored = file_tensors(tmp_path / "hf")
+    assert ("lm_head.weight" in stored) != config.tied_head
+    further = tensors["heads.weight"][1:].nbytes if not config.tied_head else 0
+    assert sum(array.nbytes for array in stored.values()) == sum(
+        array.nbytes for array in tensors.values()) - further
     import_folder(tmp_path / "hf", tmp_path / "back")
     back = load_checkpoint(tmp_path / "back")
     assert_same_tensors(back.tensors, tensors)

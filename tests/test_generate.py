@@ -295,6 +295,9 @@ def test_the_context_is_that_of_the_training(tmp_path, capsys):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--temperature", "nan"], "temperature must be a finite number"),
     (["--temperature", "-1"], "temperature must be a finite number"),
+    (["--temperature", "inf", "--top-k", "-1"], "temperature must be a finite number"),
+    (["--top-p", "nan"], "top-p must be between 0 and 1"),
+    (["--top-p=-1e-9"], "top-p must be between 0 and 1"),
     (["--top-p", "1.5"], "top-p must be between 0 and 1"),
     (["--top-k", "-1"], "top-k must be 0"),
     (["--backend", "tpu"], "no backend 'tpu'"),
@@ -304,6 +307,26 @@ def test_wrong_settings_end_in_one_line_before_anything_is_printed(run, capsys, 
     written = capsys.readouterr()
     assert written.out == "" and written.err.count("\n") == 1
     assert written.err.startswith("error: ") and message in written.err
+
+
+def test_settings_are_refused_before_the_checkpoint_is_read(tmp_path, capsys):
+    assert command(tmp_path / "none", "--top-p", "2") == 2
+    assert capsys.readouterr().err.startswith("error: top-p must be between 0 and 1, got 2")
+
+
+def test_logits_that_turn_nan_in_the_middle_end_in_one_line(run, capsys, monkeypatch):
+    extend, calls = Generator.extend, []
+
+    def turning(self, tokens):
+        calls.append(1)
+        logits = extend(self, tokens)
+        return logits if len(calls) < 3 else np.full_like(logits, np.nan)
+
+    monkeypatch.setattr(Generator, "extend", turning)
+    assert command(run, "--prompt", "a rose", "--max-tokens", "9") == 2
+    written = capsys.readouterr()
+    assert written.out.startswith("a rose") and written.err.count("\n") == 1
+    assert "error: the model's logits hold NaN" in written.err
 
 
 @pytest.mark.parametrize("arguments", [["--max-tokens", "0"], ["--top-k", "many"],

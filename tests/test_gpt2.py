@@ -124,7 +124,10 @@ def test_what_cannot_be_is_refused(change, message):
 # Gradients
 
 
-@pytest.mark.parametrize("config", [SMALL, UNTIED], ids=["tied", "untied"])
+TIED_LLAMA = replace(shrink(PRESETS["llama-124m"]), tied_head=True)
+
+
+@pytest.mark.parametrize("config", [SMALL, UNTIED, TIED_LLAMA], ids=["tied", "untied", "llama"])
 def test_every_gradient_is_right_on_compiled_code(config):
     findings = list(check_gradients(config, backend("llvm")))
     assert [f.checked for f in findings] == [p.size for p in parameters(config)]
@@ -242,9 +245,10 @@ def test_a_checkpoint_holds_the_tied_matrix_once_and_no_padding(tmp_path):
         assert checkpoint.moments[name].shape == (SMALL.vocabulary, SMALL.width)
 
 
-def test_a_loaded_model_goes_on_tied_and_to_the_bit(tmp_path):
-    t = trainer("llvm")
-    other = Trainer(Model(SMALL, backend("llvm")), AdamWConfig(), ROWS, TIME)
+@every_backend
+def test_a_loaded_model_goes_on_tied_and_to_the_bit(tmp_path, name):
+    t = trainer(name)
+    other = Trainer(Model(SMALL, backend(name)), AdamWConfig(), ROWS, TIME)
     t.step(step_batch(micro_batch(SMALL, ROWS, TIME, 0)), 1e-2)
     save(t, tmp_path)
     checkpoint = load_checkpoint(tmp_path)
@@ -254,8 +258,8 @@ def test_a_loaded_model_goes_on_tied_and_to_the_bit(tmp_path):
     for step in range(5):
         batch = step_batch(micro_batch(SMALL, ROWS, TIME, 1 + step))
         assert t.step(batch, 1e-2).loss == other.step(batch, 1e-2).loss
-    for name, buffer in {**t.model.weights, **t.moments}.items():
-        np.testing.assert_array_equal({**other.model.weights, **other.moments}[name].read(),
+    for key, buffer in {**t.model.weights, **t.moments}.items():
+        np.testing.assert_array_equal({**other.model.weights, **other.moments}[key].read(),
                                       buffer.read())
 
 

@@ -205,6 +205,50 @@ def test_activations_and_slopes_at_the_far_ends(run, activation, dtype):
 
 @every_runner
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_activations_of_infinity(run, dtype):
+    """0 x infinity is NaN, so an infinite input shows; what is infinite rightly stays so."""
+    x = np.array([INF, -INF] * 9)  # a vector and a tail
+    for activation, slopes in (("gelu", [1, 0]), ("silu", [NAN, NAN])):
+        with Builder("f") as b:
+            function = b.function({"y": getattr(b, activation)(b.input("x", dtype, x.shape))})
+        result = run(value_and_grad(function, ["x"], seed=True),
+                     {"x": x.astype(dtype.numpy), "seed": np.ones_like(x)})
+        np.testing.assert_array_equal(np.asarray(result["y"], np.float64), [INF, NAN] * 9)
+        np.testing.assert_array_equal(np.asarray(result["grad.x"], np.float64), slopes * 9)
+
+
+@every_runner
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_norms_and_their_gradients_at_the_ends_of_the_range(run, norm, dtype):
+    """Constant rows, and rows so small or large that their squares leave the type's range."""
+    ramp = np.linspace(-1, 1, 16)
+    x = np.stack([np.full(16, 1234.0), np.zeros(16), 1e-20 * ramp, 1e18 * ramp, 1e4 + ramp])
+    with Builder("f") as b:
+        value = b.input("x", dtype, x.shape)
+        weight, bias = (b.input(name, dtype, (16,)) for name in "wc")
+        y = (b.layer_norm(value, weight, bias, 1e-5) if norm == "layer" else
+             b.rms_norm(value, weight, 1e-5))
+        function = b.function({"y": y})
+    wrt = ["x", "w", "c"] if norm == "layer" else ["x", "w"]
+    inputs = {"x": x, "w": np.ones(16), "c": ramp, "seed": np.cos(np.arange(80)).reshape(5, 16)}
+    gradient = value_and_grad(function, wrt, seed=True)
+    names = {v.name for v in gradient.inputs}
+    result = run(gradient, {name: np.asarray(array).astype(dtype.numpy)
+                            for name, array in inputs.items() if name in names})
+    for name, array in result.items():
+        assert np.isfinite(np.asarray(array, np.float64)).all(), name
+    y = np.asarray(result["y"], np.float64)
+    rounded_ramp = ramp.astype(dtype.numpy).astype(np.float64)
+    expected = rounded_ramp if norm == "layer" else 0.0
+    np.testing.assert_array_equal(y[1], expected)
+    if norm == "layer":
+        np.testing.assert_array_equal(y[0], expected)
+    assert np.abs(y).max() < 4
+
+
+@every_runner
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_softmax_of_large_numbers(run, dtype):
     x = np.array([[1e4, -1e4, 0], [-1e4, -1e4, -2e4], [3e38, 3e38, -3e38], [-INF, 0, 0]])
     y = apply(run, lambda b, x: b.softmax(x), x, dtype=dtype)

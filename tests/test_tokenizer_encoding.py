@@ -272,6 +272,9 @@ def test_added_tokens_match_whole_in_every_text():
         ({"merges": [(97, 98), (97, 98)]}, "as an earlier merge does"),
         ({"special_tokens": {"ab": 500}}, "'ab' is an ordinary token too"),
         ({"special_tokens": {"<s>": 97}}, "id 97 is given to '<s>' and b'a'"),
+        ({"special_tokens": {"": 400}}, "special token 400 is empty; give it a text"),
+        ({"added_tokens": {"": 400}}, "token 400 is empty; give it a text"),
+        ({"special_tokens": {"\ud83d": 400}}, "'.ud83d' is not well-formed Unicode"),
         ({"special_tokens": {"<s>": 400, "<t>": 400}}, "id 400 is given to '<s>' and '<t>'"),
         ({"special_tokens": {"<s>": 400}, "added_tokens": {"<s>": 400}}, "both special and not"),
     ],
@@ -279,6 +282,11 @@ def test_added_tokens_match_whole_in_every_text():
 def test_contradictions_in_a_vocabulary_are_refused(changes, message):
     with pytest.raises(EulerError, match=message):
         small_vocabulary(**changes)
+
+
+def test_an_empty_special_token_cannot_be_trained():
+    with pytest.raises(EulerError, match="special token 256 is empty; give it a text"):
+        train_tokenizer(["text"], 257, [""])
 
 
 def test_token_with_two_ids_is_refused():
