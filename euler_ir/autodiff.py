@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from euler_ir.builder import Builder, IRError
 from euler_ir.graph import Function, Value
+from euler_ir.op import NoGradient
 
 
 def value_and_grad(function: Function, with_respect_to: Sequence[str],
@@ -51,7 +52,13 @@ def backpropagate(b: Builder, seeds: dict[Value, Value], wanted: set[Value]) -> 
             b.source, b.segment = node.source, f"{node.segment} backward"
         else:
             b.source, b.segment = f"{node.source} backward", ""
-        contributions = node.op.backward(b, node, incoming)
+        try:
+            contributions = node.op.backward(b, node, incoming)
+        except NoGradient as error:
+            reached = next(value for value, g in zip(node.outputs, incoming, strict=True)
+                           if g is not None)
+            raise IRError(f"{node.op.name}: no gradient through {reached!r}: {error} "
+                          f"({node.source})") from None
         if len(contributions) != len(node.inputs):
             raise IRError(f"{node.op.name}: backward gave {len(contributions)} gradients for "
                           f"{len(node.inputs)} operands ({node.source})")

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 REGISTRY: dict[str, type[Op]] = {}
 
 
+class NoGradient(Exception):
+    """What an op's `backward` raises that has no gradient to give; autodiff adds the op, the value
+    and the source line."""
+
+
 class Op:
     """An operation with its attributes: `Matmul(transpose_b=True)` is an instance.
 
@@ -78,8 +83,9 @@ class Op:
 
     def backward(self, b: Builder, node: Node,
                  grads: Sequence[Value | None]) -> Sequence[Value | None]:
-        """Gradients of the operands, given those of the results (None: nothing flows)."""
-        raise NotImplementedError(f"op {self.name} has no backward rule")
+        """Gradients of the operands, given those of the results (None: nothing flows); raises
+        NoGradient where the op has none."""
+        raise NoGradient("it has no backward rule")
 
     def alias(self, *operands: TensorType) -> int | None:
         """Where a view lies: the element offset into operand 0, or None if it is no view."""

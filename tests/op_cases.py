@@ -156,7 +156,9 @@ CASES: dict[str, list[Case]] = {
     "cross_entropy": [
         case(ops.CrossEntropy(), (4, 6), i32([0], [5], [-1], [2]), results=[0]),
         case(ops.CrossEntropy(5), (2, 2, 6), i32([[0], [4]], [[-1], [2]]), results=[0]),
-        case(ops.CrossEntropy(), (4, 6), i32([0], [5], [-1], [2]), results=[0], dtype=BF16)],
+        case(ops.CrossEntropy(), (4, 6), i32([0], [5], [-1], [2]), results=[0], dtype=BF16),
+        case(ops.CrossEntropy(), (4, 6), i32([0], [5], [-1], [2]), results=[1]),
+        case(ops.CrossEntropy(5), (2, 2, 6), i32([[0], [4]], [[-1], [2]]))],
     "cross_entropy_backward": [
         case(make("cross_entropy_backward", 5), (3, 6), i32([0], [-1], [2]), (3, 1), (3, 1),
              **_NO_RULE)],
@@ -200,7 +202,9 @@ CASES: dict[str, list[Case]] = {
                     case(ops.ScatterAdd(4), i32(1, 1, 1), (3, 0))],
     "attention": [case(ops.Attention(0.7), *attention_operands(), results=[0]),
                   case(ops.Attention(0.7), *attention_operands(), results=[0], dtype=BF16),
-                  case(ops.Attention(0.5), *attention_operands(1, 2, 2, 1, 1, 2), results=[0])],
+                  case(ops.Attention(0.5), *attention_operands(1, 2, 2, 1, 1, 2), results=[0]),
+                  case(ops.Attention(0.7), *attention_operands(), results=[1]),
+                  case(ops.Attention(0.7), *attention_operands())],
     "attention_backward": [case(make("attention_backward", 0.7), *attention_backward_operands(),
                                 **_NO_RULE)],
     "attention_weights": [

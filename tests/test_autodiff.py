@@ -6,6 +6,7 @@ import pytest
 from euler_ir import interpreter, ops
 from euler_ir.autodiff import backpropagate, value_and_grad
 from euler_ir.builder import Builder, IRError
+from euler_ir.graph import Value
 from euler_ir.op import Pointwise
 from euler_ir.types import BF16, F32, F64, I32
 from euler_ir.verify import verify
@@ -224,10 +225,22 @@ def test_faults_are_named():
         value_and_grad(function, ["z"], "mean")
 
 
-def test_results_without_a_rule_say_so():
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda b, x: b.apply(ops.AttentionBackward(1.0), *_attention(b, x))[0],
+     "attention_backward: no gradient through %.*: there is no rule for second derivatives"),
+    (lambda b, x: b.apply(ops.AdamW((0.0,)), *[x] * 4, b.full(0.1, F32), b.full(0, I32),
+                          *[b.full(1.0, F32)] * 2)[0],
+     "adamw: no gradient through %.*: an update is not differentiated"),
+])
+def test_ops_without_a_gradient_say_so(build, message):
     with Builder("f") as b:
-        logits, target = b.input("x", F32, (2, 3)), b.input("t", I32, (2, 1))
-        log_sum = b.apply(ops.CrossEntropy(), logits, target)[1]
-        function = b.function({"y": b.sum(log_sum)})
-    with pytest.raises(NotImplementedError, match="no gradient through its log_sum"):
+        x = b.input("x", F32, (1, 2, 1, 4))
+        function = b.function({"y": b.sum(build(b, x))})
+    with pytest.raises(IRError, match=message + r" \(test_autodiff.py:\d+\)"):
         value_and_grad(function, ["x"])
+
+
+def _attention(b: Builder, x: Value) -> tuple[Value, ...]:
+    """Operands of attention_backward, all made of x."""
+    lo, hi = (b.full(n, I32, x.shape[:2]) for n in (0, 2))
+    return (x, x, x, lo, hi, *b.apply(ops.Attention(1.0), x, x, x, lo, hi), x)

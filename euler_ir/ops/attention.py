@@ -11,7 +11,7 @@ a T×S matrix; the decompositions here are their meaning.
 from __future__ import annotations
 
 from euler_ir import scalar as s
-from euler_ir.op import Composite, Row
+from euler_ir.op import Composite, NoGradient, Row
 from euler_ir.types import F32, I32, ShapeError, TensorType
 
 #: Finite stand-in for minus infinity, so that a row without keys has no NaN on its way.
@@ -46,10 +46,25 @@ class Attention(Composite):
                 b.transpose(b.reshape(log_sum, log_sum.shape[:3]), (0, 2, 1))]
 
     def backward(self, b, node, grads):
-        if grads[1] is not None:
-            raise NotImplementedError("attention: no gradient through its log_sum result")
-        dq, dk, dv = b.apply(AttentionBackward(self.scale), *node.inputs, *node.outputs, grads[0])
+        q, k, _, lo, hi = node.inputs
+        grad_o, grad_log_sum = grads
+        dq = dk = dv = None
+        if grad_o is not None:
+            dq, dk, dv = b.apply(AttentionBackward(self.scale), *node.inputs, *node.outputs, grad_o)
+        if grad_log_sum is not None:
+            more_q, more_k = self._log_sum_gradients(b, q, k, lo, hi, grad_log_sum)
+            dq, dk = (more_q, more_k) if dq is None else (dq + more_q, dk + more_k)
         return [dq, dk, dv, None, None]
+
+    def _log_sum_gradients(self, b, q, k, lo, hi, grad):
+        """With g log_sum's gradient and p the weights: dq = scale g p k is attention to the keys as
+        values, dk = scale pᵀ (g q) what the gradient of such an attention is by its values."""
+        mean_key, log_sum = b.apply(self, q, k, k, lo, hi)
+        grad = b.reshape(b.cast(grad * self.scale, q.dtype), (*grad.shape, 1))
+        grad = b.broadcast(grad, q.shape)
+        _, _, dk = b.apply(AttentionBackward(self.scale), q, k, k, lo, hi, mean_key, log_sum,
+                           grad * q)
+        return grad * mean_key, dk
 
 
 class AttentionBackward(Composite):
@@ -89,7 +104,7 @@ class AttentionBackward(Composite):
         return [dq, _by_query(b, dk), _by_query(b, dv)]
 
     def backward(self, b, node, grads):
-        raise NotImplementedError("attention_backward: second derivatives are not supported")
+        raise NoGradient("there is no rule for second derivatives")
 
 
 class AttentionWeights(Row):

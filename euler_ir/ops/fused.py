@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from euler_ir.graph import Function
-from euler_ir.op import Op
+from euler_ir.op import NoGradient, Op
 from euler_ir.types import ShapeError, TensorType
 
 
@@ -33,4 +33,4 @@ class Fused(Op):
         return run_body(self.body, operands)
 
     def backward(self, b, node, grads):
-        raise NotImplementedError("fused: differentiate before fusing")
+        raise NoGradient("differentiate before fusing")

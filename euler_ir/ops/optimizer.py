@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from euler_ir import scalar as s
-from euler_ir.op import Op
+from euler_ir.op import NoGradient, Op
 from euler_ir.types import F32, F64, I32, ShapeError, TensorType
 
 
@@ -112,4 +112,4 @@ class AdamW(Op):
         return tuple(values[group] for group in range(3) for values in results)
 
     def backward(self, b, node, grads):
-        raise NotImplementedError("adamw: the optimizer's step is not differentiated")
+        raise NoGradient("an update is not differentiated")

@@ -132,10 +132,15 @@ class CrossEntropy(Row):
         logits, target = node.inputs
         grad_loss, grad_log_sum = grads
         _, log_sum = node.outputs
+        dx = None
+        if grad_loss is not None:
+            dx = b.apply(CrossEntropyBackward(self.vocabulary), logits, target, log_sum, grad_loss)
         if grad_log_sum is not None:
-            raise NotImplementedError("cross_entropy: no gradient through its log_sum result")
-        op = CrossEntropyBackward(self.vocabulary)
-        return [b.apply(op, logits, target, log_sum, grad_loss), None]
+            size = self.vocabulary or logits.shape[-1]
+            weighted = b.softmax(b.part(logits, -1, 0, size)) * grad_log_sum
+            more = b.pad(weighted, logits.shape, (0,) * len(logits.shape))
+            dx = more if dx is None else dx + more
+        return [dx, None]
 
 
 class CrossEntropyBackward(Row):
