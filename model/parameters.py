@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from euler_ir.errors import EulerError
 from model.config import ModelConfig
 
 
@@ -84,6 +85,15 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
         heads = (config.prediction_heads, config.vocabulary, width)
         result.append(Parameter("heads.weight", heads, _HEAD_STD, padding=padding))
     return tuple(result)
+
+
+def check_layers(config: ModelConfig, tensors: int) -> None:
+    """Raise EulerError where so many tensors cannot hold the layers that a file claims: asked
+    before a list of all parameters is made, which may be as long as whoever wrote it likes."""
+    most = tensors // len(list(_layer(config, "layers.0")))
+    if config.layers > most:
+        raise EulerError(f"{config.layers} layers do not go with {tensors} tensors, which are "
+                         f"enough for {most}")
 
 
 def _layer(config: ModelConfig, layer: str) -> Iterator[Parameter]:

@@ -37,7 +37,7 @@ import numpy as np
 from euler_ir.errors import EulerError, shown
 from model.config import ModelConfig
 from model.json_values import check_keys, field, whole_number
-from model.parameters import parameters
+from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer
 from runtime.files import naming, read_error, write_error
 from runtime.tensorfile import (
@@ -81,9 +81,7 @@ class Checkpoint:
         Raises EulerError, naming the file, where they are not."""
         with self.naming():
             config = ModelConfig.from_dict(field(self.state, "model", dict))
-        if config.layers > len(self.tensors):  # each has several: no list of billions is made
-            raise EulerError(f"{self.path / _STATE} says {config.layers} layers, {_MODEL} has no "
-                             f"more than {len(self.tensors)} tensors")
+            check_layers(config, len(self.tensors))
         self.check_shapes({p.name: p.shape for p in parameters(config)})
         return config
 

@@ -34,7 +34,7 @@ from model.interchange import (
     further_heads,
     places,
 )
-from model.parameters import parameters
+from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
 from runtime.boundaries import GENERATION_CONFIG, boundaries
@@ -92,9 +92,8 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
             file = opened.enter_context(open_tensors(folder, FURTHER_HEADS))
             heads = _Found(folder, None, [file])
             config = _with_heads(config, heads)
-        if config.layers > len(found.slices):
-            raise EulerError(f"{folder / CONFIG} says {config.layers} layers, the files have no "
-                             f"more than {len(found.slices)} tensors")
+        with naming(folder / CONFIG):
+            check_layers(config, len(found.slices))
         source = _check(config, found, heads)
         tokenizer_json, vocabulary = _read_tokenizer(folder, tokenizer, config)
         tensors = _read_parameters(config, found, heads)

@@ -20,7 +20,7 @@ from euler_ir.errors import EulerError, cut
 from runtime.files import read_error
 
 # Bytes. The largest known are a tenth of these.
-MOST_JSON, MOST_HEADER = 1 << 20, 4 << 20
+MOST_JSON, MOST_HEADER = 1 << 20, 1 << 20
 
 
 @contextlib.contextmanager

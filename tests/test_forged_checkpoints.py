@@ -122,7 +122,7 @@ OF_ALL = [
     ((*MODEL, "width"), "8", "model width must be a whole number from 1 to"),
     ((*MODEL, "width"), 10**30, "model width must be a whole number from 1 to"),
     ((*MODEL, "context"), 10**12, "model context must be a whole number from 1 to 1048576"),
-    ((*MODEL, "layers"), 10**7, "says 10000000 layers, model.safetensors has no more than"),
+    ((*MODEL, "layers"), 10**7, "10000000 layers do not go with 9 tensors"),
     ((*MODEL, "norm_eps"), "small", "model norm_eps must be a positive number, got 'small'"),
     ((*MODEL, "rope_base"), float("nan"), "model rope_base must be a positive number, got nan"),
     ((*MODEL, "rope_scaling"), 8, "model rope_scaling must be an object, got 8"),
