@@ -121,10 +121,11 @@ def encode(text: Text, tokenizer: Tokenizer) -> Document:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """The number of bytes each token stands for, int64 [vocabulary size]; 0 for an id that the
-    vocabulary leaves out."""
+    """The number of bytes of text each token stands for, int64 [vocabulary size]: 0 for a special
+    token, which stands between texts, and for an id that the vocabulary leaves out."""
     lengths = np.zeros(tokenizer.vocabulary_size, np.int64)
-    for token in range(tokenizer.vocabulary_size):
+    special = set(tokenizer.special_tokens.values())
+    for token in set(range(tokenizer.vocabulary_size)) - special:
         try:
             lengths[token] = len(tokenizer.decode_bytes([token]))
         except EulerError:  # a gap: no such token, so none in the data

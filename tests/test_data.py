@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from euler_ir.errors import EulerError
+from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
 from runtime.batches import BatchStream, ValidationSet, Windows, shuffled
 from runtime.data import (
     DEFAULT_TEXT,
@@ -22,6 +23,7 @@ from runtime.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
 
 class ByteTokenizer:
     vocabulary_size = 256
+    special_tokens = {}
 
     def encode_document(self, text):
         return list(text.encode())
@@ -395,6 +397,12 @@ def test_an_id_that_the_vocabulary_leaves_out_has_no_bytes():
             return bytes(ids)
 
     assert byte_lengths(Gapped()).tolist() == [1] * 7 + [0] + [1] * 248
+
+
+def test_a_special_token_is_no_text():
+    tokenizer = train_tokenizer(["a rose is a rose"], 258, [END_OF_DOCUMENT])
+    expected = [1] * 256 + [len(tokenizer.decode_bytes([256])), 0]
+    assert byte_lengths(tokenizer).tolist() == expected
 
 
 def test_validation_shorter_than_a_window_is_padded():
