@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from model.tokenizer import StreamDecoder
 from runtime.arguments import add_backend, add_checkpoint, add_seed, backend_of
 from runtime.cli import Parser, integer, run_command
-from runtime.generation import Generator, load_trained
+from runtime.generation import Generator, capacity, load_trained
 from runtime.sampler import Sampler
 
 
@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.prompt:
         print(tokenizer.decode(tokenizer.encode(arguments.prompt)), end="", flush=True)
 
-    generator = Generator(trained.model, trained.context)
+    room = capacity(len(prompt) + arguments.max_tokens)
+    generator = Generator(trained.model, min(room, trained.context))
     stream = generator.stream(prompt, arguments.max_tokens, sampler, trained.boundaries.ends)
     decoder, moments = StreamDecoder(tokenizer), []
     for token in stream:

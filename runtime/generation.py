@@ -34,6 +34,9 @@ from runtime.source_record import source_record
 #: short prompt, whose rest is padding.
 CHUNK = 64
 
+#: Keys and values of fewer tokens are not worth a program of their own.
+SMALLEST_CAPACITY = 1024
+
 # Why a text ended.
 END_OF_TEXT = "the text's end"
 MAX_TOKENS = "the number of tokens asked for"
@@ -141,6 +144,12 @@ class Generator:
         function = forward_cached(model.config, 1, time, self.context, model.dtype)
         return compile_function(function, model.backend, {**model.bound, **self._caches},
                                 self._dump)
+
+
+def capacity(tokens: int) -> int:
+    """Room for the keys and values of so many tokens, a power of two: few programs to compile for
+    all prompts, and little memory for a short text of a model with a long context."""
+    return max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
 
 
 def cache_buffers(model: Model, batch: int, capacity: int) -> dict[str, Buffer]:

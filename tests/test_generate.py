@@ -17,7 +17,7 @@ from euler_ir.errors import EulerError
 from euler_ir.types import F32, F64
 from model.config import PRESETS, shrink
 from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
-from runtime import generate
+from runtime import generate, generation
 from runtime.checkpoint import CheckpointWriter
 from runtime.cli import run_command
 from runtime.engine import Model
@@ -276,6 +276,20 @@ def test_an_empty_prompt_begins_a_document(run, tmp_path, capsys):
     nothing_special = save_run(tmp_path, special=())
     assert command(nothing_special, "--prompt", "") == 2
     assert capsys.readouterr().err.startswith("error: the prompt is empty")
+
+
+def test_the_room_for_a_text_grows_by_powers_of_two(tmp_path, capsys, monkeypatch):
+    """A long context takes memory only where the text is long."""
+    monkeypatch.setattr(generation, "SMALLEST_CAPACITY", 8)
+    asked = []
+    monkeypatch.setattr(generate, "Generator", lambda model, context: asked.append(context)
+                        or Generator(model, context))
+    run = save_run(tmp_path, context=24)
+    prompt = load_trained(run, backend("reference")).encode("a")
+    for more, room in ((4, 8), (8 - len(prompt), 8), (9 - len(prompt), 16), (99, 24)):
+        assert command(run, "--prompt", "a", "--max-tokens", str(more)) == 0
+        assert asked.pop() == room
+    assert "the context is full" in capsys.readouterr().err
 
 
 def test_a_prompt_cannot_forge_the_end_of_a_document(run):
