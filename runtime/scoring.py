@@ -27,8 +27,8 @@ ROWS = 8
 #: The shortest row; each further one is twice as long, the last as long as the context.
 SHORTEST = 32
 #: States that the head takes at once: enough for an efficient matmul, few enough to waste little
-#: on a batch that has fewer.
-STATES = 64
+#: on a batch that has fewer. Of 32 to 512 the fastest with GPT-2's vocabulary, on Zen 3.
+STATES = 128
 
 
 @dataclass(frozen=True)
