@@ -20,6 +20,7 @@ from backends.llvm.gemm import gemm
 from backends.llvm.launch import Launch, Program, aligned_array
 from backends.llvm.target import Target
 from backends.llvm.team import Team
+from euler_ir.types import F32
 
 # name, batch, m, n, k, trans_a, trans_b
 SHAPES = [("limit", 64, 96, 16, 256, False, False)]
@@ -47,16 +48,18 @@ def program_of(compiler: Compiler, shape: tuple) -> Program:
     """A program that multiplies once, and holds its operands."""
     name, batch, m, n, k, trans_a, trans_b = shape
     shared = name == "limit"
-    source = gemm(compiler.target, "f32", batch, m, n, k, trans_a, trans_b,
+    source = gemm(compiler.target, F32, batch, m, n, k, trans_a, trans_b,
                   shared_a=shared, shared_b=shared)  # fmt: skip
-    ((address,),) = compiler.load([source]).values()
+    (addresses,) = compiler.load([source]).values()
     sizes = [m * k, n * k, batch * m * n] if shared else [batch * m * k, batch * n * k, m * n]
+    sizes += [source.workspace_bytes // 4] * (source.workspace_bytes > 0)
     buffers = [aligned_array(size // 2 + 1).view(np.float32) for size in sizes]
     for buffer in buffers[:2]:
         buffer[:] = np.random.default_rng(0).standard_normal(buffer.size, dtype=np.float32)
     args = [buffer.ctypes.data for buffer in buffers]
-    launch = Launch(address, args, source.phases[0].tiles)
-    return Program([launch], source.scratch_bytes, keep=(compiler, buffers))
+    launches = [Launch(address, args, phase.tiles)
+                for address, phase in zip(addresses, source.phases, strict=True)]  # fmt: skip
+    return Program(launches, source.scratch_bytes, keep=(compiler, buffers))
 
 
 def seconds_a_run(team: Team, program: Program, budget: float) -> float:

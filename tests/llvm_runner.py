@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from llvmlite import binding as llvm
@@ -60,26 +60,39 @@ def load(source: KernelSource, target: Target) -> list:
 
 
 def run(source: KernelSource, arrays, target: Target = HOST, threads: int = 1) -> None:
-    """Compile a kernel and run its phases: thread i takes tiles i, i + threads, …"""
+    """Compile a kernel and run its phases: thread i takes tiles i, i + threads, …
+
+    The workspace is garbage on entry, as scratch is, and comes after the arrays."""
     functions = load(source, target)
+    workspace = _Memory(source.workspace_bytes)
+    if source.workspace_bytes:
+        arrays = [*arrays, workspace.array]
     args = (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
     for phase, function in zip(source.phases, functions, strict=True):
 
         def work(first, function=function, tiles=phase.tiles):
-            # Scratch is garbage on entry: what is read before it is written shows as NaN.
-            scratch = np.full(source.scratch_bytes // 8 + 17, np.nan)
-            aligned = scratch.ctypes.data + -scratch.ctypes.data % 64
+            scratch = _Memory(source.scratch_bytes)
             for tile in range(first, tiles, threads):
-                function(args, tile, aligned)
-            # Nothing may be written past the scratch memory that was asked for.
-            used = (aligned - scratch.ctypes.data + source.scratch_bytes + 7) // 8
-            assert np.isnan(scratch[used:]).all()
+                function(args, tile, scratch.array.ctypes.data)
+            scratch.check()
 
-        team = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-        for thread in team:
-            thread.start()
-        for thread in team:
-            thread.join()
+        with ThreadPoolExecutor(threads) as team:
+            list(team.map(work, range(threads)))  # raises what a thread raised
+    workspace.check()
+
+
+class _Memory:
+    """So many bytes from a cache line on: what is read before it is written shows as NaN, and
+    `check` that nothing was written past them."""
+
+    def __init__(self, size: int):
+        self.words = -(-size // 8)
+        whole = np.full(self.words + 17, np.nan)
+        self.whole = whole[-whole.ctypes.data % 64 // 8 :]
+        self.array = self.whole[: self.words]
+
+    def check(self) -> None:
+        assert np.isnan(self.whole[self.words :]).all()
 
 
 def fenced(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

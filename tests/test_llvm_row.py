@@ -267,7 +267,7 @@ def test_results_may_overwrite_the_operands_they_name(case):
         results = [np.full(value.shape, np.nan, np.float32) for value in node.outputs]
         if pair:
             results[pair[0]] = inputs[pair[1]]
-        llvm_runner.run(source, [*inputs, *results, np.zeros(source.workspace_bytes + 8, np.uint8)])
+        llvm_runner.run(source, [*inputs, *results])
         return results
 
     apart = run()

@@ -24,7 +24,7 @@ class Temporary:
 
 @dataclass(frozen=True)
 class Part:
-    """A kernel without a workspace, and its args: the whole's by number, or temporary."""
+    """A kernel and its args, its own workspace last: the whole's by number, or temporary."""
 
     source: KernelSource
     arguments: tuple[int | Temporary, ...]

@@ -11,7 +11,7 @@ from llvmlite import ir
 
 __all__ = [
     "BOOL", "I32", "I64", "KERNEL_TYPE", "POINTER", "VOID", "address", "bytes_after",
-    "clear_bytes", "constant", "copy_bytes", "declare", "divide", "element", "float_type", "fma",
+    "clear_bytes", "constant", "copy_bytes", "declare", "divide", "element", "fma",
     "item_bytes", "kernel", "load", "load_lanes", "loop", "maximum", "maybe_loop", "minimum",
     "operand", "prefetch", "prefix_mask", "private_function", "shuffle", "splat", "store",
     "store_lanes", "suffix",
@@ -24,13 +24,7 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 KERNEL_TYPE = ir.FunctionType(VOID, [POINTER, I64, POINTER])  # (args, tile, scratch)
 
-_FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
 _BYTES = {"half": 2, "float": 4, "double": 8}
-
-
-def float_type(dtype: str) -> ir.Type:
-    """The IR type of `f32` or `f64`."""
-    return _FLOATS[dtype]
 
 
 def item_bytes(scalar: ir.Type) -> int:

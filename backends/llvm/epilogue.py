@@ -9,7 +9,7 @@ from backends.llvm import emit as e
 from backends.llvm.emit import address
 from backends.llvm.target import Target
 
-__all__ = ["Epilogue", "EpilogueContext"]
+__all__ = ["Epilogue", "EpilogueContext", "store_result"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,21 @@ class Epilogue:
     operand_count: int
     emit: Callable[[ir.IRBuilder, EpilogueContext, ir.Value, ir.Value, ir.Value], ir.Value]
     elementwise: tuple[int, ...] = ()
+
+
+def store_result(
+    b: ir.IRBuilder,
+    target: Target,
+    epilogue: Epilogue | None,
+    operands: tuple[ir.Value, ...],
+    value: ir.Value,
+    pointer: ir.Value,
+    row: ir.Value,
+    col: ir.Value,
+    mask: ir.Constant | None,
+) -> None:
+    """Store a vector of finished sums that stands at (row, col) of C, through the epilogue."""
+    if epilogue:
+        context = EpilogueContext(target, operands, value.type, mask)
+        value = epilogue.emit(b, context, value, row, col)
+    e.store_lanes(b, value, pointer, mask)

@@ -11,7 +11,7 @@ from backends.llvm import emit as e
 from backends.llvm import scalar_emitter as se
 from euler_ir.types import DType
 
-__all__ = ["BLOCK", "combine", "fold", "neutral"]
+__all__ = ["BLOCK", "combine", "combine_pairs", "fold", "neutral"]
 
 #: A long sum is one of blocks: so many vectors are added to an accumulator before it is added to a
 #: total, which keeps rounding errors near those of pairwise summation.
@@ -35,12 +35,19 @@ def neutral(kind: str, dtype: DType, lanes: int) -> ir.Constant:
     return se.constant_value(int(limits.min if kind == "max" else limits.max), dtype, lanes)
 
 
-def fold(b: ir.IRBuilder, kind: str, parts: Sequence[ir.Value], dtype: DType) -> ir.Value:
-    """Accumulators to one number: pairs of vectors, then halves of a vector."""
+def combine_pairs(b: ir.IRBuilder, kind: str, parts: Sequence[ir.Value],
+                  dtype: DType) -> ir.Value:
+    """Accumulators to one: pairs, pairs of those, …; one without a partner goes on alone."""
     parts = list(parts)
     while len(parts) > 1:
-        parts = [combine(b, kind, *parts[i:i + 2], dtype) for i in range(0, len(parts), 2)]
-    (value,) = parts
+        pairs = [combine(b, kind, *parts[i:i + 2], dtype) for i in range(0, len(parts) - 1, 2)]
+        parts = pairs + parts[2 * len(pairs):]
+    return parts[0]
+
+
+def fold(b: ir.IRBuilder, kind: str, parts: Sequence[ir.Value], dtype: DType) -> ir.Value:
+    """Accumulators to one number: pairs of vectors, then halves of a vector."""
+    value = combine_pairs(b, kind, parts, dtype)
     while isinstance(value.type, ir.VectorType):
         half = value.type.count // 2
         low = e.shuffle(b, value, value, range(half))

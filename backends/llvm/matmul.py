@@ -61,7 +61,9 @@ def _kernel(product: Node, target: Target, epilogue: Epilogue | None,
     inplace = tuple((o, order[i]) for o, i in source.inplace if order.count(order[i]) == 1)
     if order == list(range(len(order))):
         return replace(source, inplace=inplace)
-    return chain("matmul", [Part(source, tuple(order))], inplace=inplace)
+    own = [Temporary(0)] * (source.workspace_bytes > 0)
+    return chain("matmul", [Part(source, (*order, *own))], order[-1] + 1, source.workspace_bytes,
+                 inplace)
 
 
 def _gemm(product: Node, target: Target, epilogue: Epilogue | None) -> KernelSource:
@@ -71,7 +73,7 @@ def _gemm(product: Node, target: Target, epilogue: Epilogue | None) -> KernelSou
                          f"({product!r})")
     m, n = product.output.shape[-2:]
     k = a.shape[-2] if product.op.transpose_a else a.shape[-1]
-    return gemm(target, str(a.dtype.compute), math.prod(a.shape[:-2]), m, n, k,
+    return gemm(target, a.dtype.compute, math.prod(a.shape[:-2]), m, n, k,
                 product.op.transpose_a, product.op.transpose_b,
                 shared_b=len(b.shape) == 2 and len(a.shape) > 2, epilogue=epilogue)
 
@@ -88,8 +90,10 @@ def _widened(product: Node, source: KernelSource, target: Target,
     parts = [Part(_conversion(kind, F32, target), (order[i], places[i]))
              if i < 2 else Part(_conversion(kind.with_dtype(F32), kind.dtype, target),
                                 (c, order[-1])) for i, kind in enumerate(types)]
-    middle = Part(source, (a, b, *order[2:-1], c))
-    return chain("matmul", [*parts[:2], middle, parts[2]], order[-1] + 1, end)
+    own = [Temporary(end)] * (source.workspace_bytes > 0)
+    middle = Part(source, (a, b, *order[2:-1], c, *own))
+    return chain("matmul", [*parts[:2], middle, parts[2]], order[-1] + 1,
+                 end + source.workspace_bytes)
 
 
 def _conversion(source: TensorType, dtype: DType, target: Target) -> KernelSource:

@@ -9,13 +9,14 @@ loads must not outnumber them, so the tile is as large as the registers allow (`
 number of B is used too rarely to pay for transposing it. The vectors then run along k, read both
 matrices as they lie, and are added across lanes at the end.
 
-Both write a whole tile; where that is not all inside C, the caller has it written to scratch.
+Both write a whole tile; where that is not all inside C, the caller has it written elsewhere.
 """
 
 from dataclasses import dataclass
 
 from llvmlite import ir
 
+from backends.llvm import scalar_emitter as se
 from backends.llvm.emit import (
     address,
     constant,
@@ -24,14 +25,16 @@ from backends.llvm.emit import (
     load,
     load_lanes,
     loop,
+    maybe_loop,
     minimum,
     prefetch,
     prefix_mask,
-    shuffle,
     splat,
     store,
 )
+from backends.llvm.folding import BLOCK, fold
 from backends.llvm.target import Target
+from euler_ir.types import DType
 
 __all__ = [
     "Tile", "dot_columns", "dot_rows", "emit_dot", "emit_outer", "outer_sums", "outer_tile",
@@ -82,21 +85,26 @@ def emit_outer(
     a_strides: tuple[int, int],
     b_stride: int,
     out_stride: int,
+    adds: bool,
 ) -> None:
-    """`void f(a, b, depth, out)`: out[r, j] = sum over p < depth of a[r, p]·b[p, j], p ascending.
+    """`void f(a, b, depth, out, first)`: out[r, j] = sum over p < depth of a[r, p]·b[p, j], p
+    ascending. A kernel that `adds` adds the sums to those in `out`, unless they are the `first`.
 
     `a_strides` are those of (r, p), `b_stride` that of p, `out_stride` that of r, all constants:
     every address in the loop is then one register plus a displacement, and A needs no packing to
     be read fast.
     """
-    a, b_matrix, depth, out = function.args
+    a, b_matrix, depth, out, first = function.args
     scalar = vector.element
     ahead = _PREFETCH_ROWS if b_stride > tile.width else 0
     sums = outer_sums(b, vector, tile, a, b_matrix, depth, a_strides, b_stride, ahead)
     for r in range(tile.rows):
         for v in range(tile.vectors):
-            place = constant(r * out_stride + v * tile.lanes)
-            store(b, sums[r * tile.vectors + v], address(b, out, place, scalar))
+            place = address(b, out, constant(r * out_stride + v * tile.lanes), scalar)
+            value = sums[r * tile.vectors + v]
+            if adds:
+                value = b.select(first, value, b.fadd(load(b, place, vector), value))
+            store(b, value, place)
 
 
 def outer_sums(
@@ -147,22 +155,29 @@ def dot_columns(rows: int) -> int:
 
 
 def emit_dot(
-    function: ir.Function, b: ir.IRBuilder, vector: ir.VectorType, tile: Tile, k: int
+    function: ir.Function, b: ir.IRBuilder, dtype: DType, tile: Tile, k: int, out_stride: int
 ) -> None:
-    """`void f(a, b, columns, out)`: out[r, j] = a[r, :]·b[j, :] for rows of k numbers, j < width.
+    """`void f(a, b, columns, depth, out)`: out[r, j] = a[r, :depth]·b[j, :depth] for j < width and
+    rows k numbers apart.
 
     `columns` >= 1 of them exist; the last is repeated for those that do not. The order of addition
-    is fixed: lane l sums p = l, l + lanes, …; then lanes are added pairwise.
+    is fixed: lane l sums p = l, l + lanes, … of a block of p, then the blocks' sums are added to a
+    total, then lanes pairwise. Only where `depth` reaches k is it no multiple of the lanes.
     """
-    a, b_matrix, columns, out = function.args
-    scalar, lanes = vector.element, vector.count
-    rows, width = tile.rows, tile.width
+    a, b_matrix, columns, depth, out = function.args
+    vector = se.value_type(dtype, tile.lanes)
+    scalar, lanes, rows, width = vector.element, tile.lanes, tile.rows, tile.width
     last_column = b.sub(columns, constant(1))
     group = dot_columns(rows)
-    a_rows = [address(b, a, constant(r * k), scalar) for r in range(rows)]
+    zeros = [ir.Constant(vector, None)] * (rows * group)
+    rest = b.urem(depth, constant(lanes))
+    whole = b.sub(depth, rest)
 
     def accumulate(pointers, p, sums, mask):
-        a_vectors = [load_lanes(b, address(b, row, p, scalar), vector, mask) for row in a_rows]
+        a_vectors = [
+            load_lanes(b, address(b, a, b.add(p, constant(r * k)), scalar), vector, mask)
+            for r in range(rows)
+        ]
         for j, pointer in enumerate(pointers):
             b_vector = load_lanes(b, address(b, pointer, p, scalar), vector, mask)
             for r, a_vector in enumerate(a_vectors):
@@ -173,25 +188,16 @@ def emit_dot(
         for j in range(group):
             column = minimum(b, b.add(first, constant(j)), last_column)
             pointers.append(address(b, b_matrix, b.mul(column, constant(k)), scalar))
-        sums = [ir.Constant(vector, None)] * (rows * group)
-        if k >= lanes:
-            with loop(b, constant(k - k % lanes), lanes, sums) as (p, sums):
-                accumulate(pointers, p, sums, None)
+        with maybe_loop(b, whole, BLOCK * lanes, zeros) as (start, totals):
+            count = minimum(b, constant(BLOCK * lanes), b.sub(whole, start))
+            with loop(b, count, lanes, zeros) as (p, sums):
+                accumulate(pointers, b.add(start, p), sums, None)
+            totals[:] = [b.fadd(total, value) for total, value in zip(totals, sums, strict=True)]
         if k % lanes:
-            accumulate(pointers, constant(k - k % lanes), sums, prefix_mask(lanes, k % lanes))
+            with maybe_loop(b, rest, lanes, totals) as (_, totals):
+                accumulate(pointers, whole, totals, prefix_mask(lanes, k % lanes))
         out_column = address(b, out, first, scalar)
         for j in range(group):
             for r in range(rows):
-                place = address(b, out_column, constant(r * width + j), scalar)
-                store(b, _add_lanes(b, sums[j * rows + r]), place)
-
-
-def _add_lanes(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """The sum over lanes: the upper half onto the lower until one is left."""
-    lanes = value.type.count
-    while lanes > 1:
-        lanes //= 2
-        lower = shuffle(b, value, value, range(lanes))
-        upper = shuffle(b, value, value, range(lanes, 2 * lanes))
-        value = b.fadd(lower, upper)
-    return b.extract_element(value, constant(0))
+                place = address(b, out_column, constant(r * out_stride + j), scalar)
+                store(b, fold(b, "sum", [totals[j * rows + r]], dtype), place)

@@ -11,6 +11,7 @@ That is done in registers, a block of lanes x lanes at a time, by log2(lanes) ro
 shuffles, each a single instruction on x86 and NEON.
 """
 
+import itertools
 from collections.abc import Sequence
 
 from llvmlite import ir
@@ -19,9 +20,9 @@ from backends.llvm.emit import (
     address,
     constant,
     item_bytes,
-    load,
     load_lanes,
     loop,
+    maybe_loop,
     minimum,
     prefetch,
     prefix_mask,
@@ -31,8 +32,10 @@ from backends.llvm.emit import (
 
 __all__ = ["emit_copy_panels", "emit_transpose_panel", "transpose"]
 
-# Rows are a few hundred bytes each, far apart: too short a run for the hardware to catch on.
-_PREFETCH_ROWS = 8
+# Rows that are copied side by side, a panel at a time, and how far ahead rows are asked for: they
+# are a few hundred bytes each, far apart, too short a run for the hardware to catch on. Panels of 6
+# measured 0.4 ns a number, 0.55 ns a row at a time, 0.5 ns without asking ahead.
+_ROWS, _PREFETCH_ROWS = 4, 8
 
 
 def emit_copy_panels(
@@ -47,37 +50,39 @@ def emit_copy_panels(
     """`void f(source, depth, panels, target)`: pack panels of a matrix with rows along the panels.
 
     Panel q gets columns [q·width, q·width + used) of each row p < depth and starts at
-    q·panel_items. Rows are read as far as they are consecutive: a panel at a time would touch one
-    cache line in each row. A width that is no multiple of the lanes is copied by whole vectors all
-    the same: what they write too much belongs to the next p, which is written later, and what they
-    read too much is the next row's, so only the last row is copied exactly.
+    q·panel_items. Some rows at a time, the panels are filled from left to right: a panel at a time
+    would touch one cache line in each row, a row at a time a few numbers in each panel. Whole
+    vectors are stored: what they write too much belongs to the next p, which is written later, or
+    lies between the panels, so `panel_items` must leave lanes - 1 numbers there.
     """
     source, depth, panels, target = function.args
     scalar, lanes = vector.element, vector.count
 
-    def copy_row(p: ir.Value, exact: bool) -> None:
-        row = address(b, source, b.mul(p, constant(stride)), scalar)
-        packed = address(b, target, b.mul(p, constant(width)), scalar)
+    def copy_rows(first: ir.Value, count: int) -> None:
+        rows = address(b, source, b.mul(first, constant(stride)), scalar)
+        packed = address(b, target, b.mul(first, constant(width)), scalar)
         with loop(b, panels, 1) as (q, _):
-            read = address(b, row, b.mul(q, constant(width)), scalar)
+            read = address(b, rows, b.mul(q, constant(width)), scalar)
             write = address(b, packed, b.mul(q, constant(panel_items)), scalar)
-            for start in range(0, used, 64 // item_bytes(scalar)):
-                ahead = constant(_PREFETCH_ROWS * stride + start)
-                prefetch(b, address(b, read, ahead, scalar))
-            for start in range(0, used, lanes):
-                count = min(lanes, used - start) if exact else lanes
-                offset = constant(start)
-                value = load(b, address(b, read, offset, scalar), ir.VectorType(scalar, count))
-                store(b, value, address(b, write, offset, scalar))
+            for p, start in itertools.product(range(count), range(0, used, lanes)):
+                if start * item_bytes(scalar) % 64 == 0:
+                    ahead = constant((p + _PREFETCH_ROWS) * stride + start)
+                    prefetch(b, address(b, read, ahead, scalar))
+                mask = prefix_mask(lanes, used - start) if used - start < lanes else None
+                numbers = address(b, read, constant(p * stride + start), scalar)
+                value = load_lanes(b, numbers, vector, mask)
+                store(b, value, address(b, write, constant(p * width + start), scalar))
 
-    last = b.sub(depth, constant(1))
-    if used % lanes:
-        with b.if_then(b.icmp_signed(">", last, constant(0))), loop(b, last, 1) as (p, _):
-            copy_row(p, exact=False)
-        copy_row(last, exact=True)
-    else:
+    if width * item_bytes(scalar) % 64 == 0:
         with loop(b, depth, 1) as (p, _):
-            copy_row(p, exact=True)
+            copy_rows(p, 1)
+        return
+    rest = b.urem(depth, constant(_ROWS))
+    whole = b.sub(depth, rest)
+    with maybe_loop(b, whole, _ROWS) as (p, _):
+        copy_rows(p, _ROWS)
+    with maybe_loop(b, rest, 1) as (p, _):
+        copy_rows(b.add(whole, p), 1)
 
 
 def emit_transpose_panel(
