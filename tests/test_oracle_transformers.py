@@ -140,7 +140,6 @@ def test_their_shards(libraries, tmp_path):
     assert_same_text(torch, theirs, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", OURS)
 def test_a_folder_as_llama3s(libraries, tmp_path):
     """Ids of a prompt, and where the text after it ends: at the second of the model's ends."""
     torch, transformers = libraries
@@ -180,6 +179,7 @@ def test_a_folder_as_llama3s(libraries, tmp_path):
             json.loads((tmp_path / "in" / name).read_text())), name
 
 
+@pytest.mark.parametrize("name", OURS)
 def test_our_models(libraries, tmp_path, name):
     torch, transformers = libraries
     trained_run(tmp_path / "run", OURS[name])
