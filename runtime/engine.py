@@ -8,7 +8,7 @@ Everything else a program needs lies in its own planned arena.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,25 @@ class Model:
     @property
     def bound(self) -> dict[str, Buffer]:
         return {**self.weights, **self.tables}
+
+    def checked_context(self, context: int | None) -> int:
+        """How many tokens a program is to see: so many, by default all that the model's positions
+        cover. Raises EulerError for more than these, and for none."""
+        limit = self.config.context
+        if context is None:
+            return limit
+        if not 1 <= context <= limit:
+            raise EulerError(f"the context must be 1 to {limit} tokens, which is what the model's "
+                             f"positions cover, got {context}")
+        return context
+
+    def check_tokens(self, tokens: Iterable[int]) -> None:
+        """Raise EulerError for an id that is no row of the embedding."""
+        vocabulary = self.config.vocabulary
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise EulerError(f"{token} is not a token id: the model's ids go from 0 to "
+                                 f"{vocabulary - 1}")
 
 
 @dataclass(frozen=True)

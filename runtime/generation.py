@@ -51,11 +51,7 @@ class Generator:
 
     def __init__(self, model: Model, context: int | None = None, chunk: int = CHUNK,
                  dump: Dump | None = None) -> None:
-        limit = model.config.context
-        self.context = limit if context is None else context
-        if not 1 <= self.context <= limit:
-            raise EulerError(f"the context must be 1 to {limit} tokens, which is what the model's "
-                             f"positions cover, got {self.context}")
+        self.context = model.checked_context(context)
         self.model, self._dump = model, dump
         self._chunk = min(chunk, self.context)
         self._caches = cache_buffers(model, 1, self.context)
@@ -104,11 +100,7 @@ class Generator:
         if total > self.context:
             raise EulerError(f"the text has {total} tokens, the model's context is {self.context}: "
                              "shorten the prompt")
-        vocabulary = self.model.config.vocabulary
-        for token in tokens:
-            if not 0 <= token < vocabulary:
-                raise EulerError(f"{token} is not a token id: the model's ids go from 0 to "
-                                 f"{vocabulary - 1}")
+        self.model.check_tokens(tokens)
         self.tokens += map(int, tokens)
         # The last token runs again where all are known: its logits are not kept.
         start = min(self._cached, total - 1)

@@ -71,11 +71,7 @@ class Scorer:
     `context` is by default what the model's positions cover; `rows` are run at a time."""
 
     def __init__(self, model: Model, context: int | None = None, rows: int = ROWS) -> None:
-        limit = model.config.context
-        self.context = limit if context is None else context
-        if not 1 <= self.context <= limit:
-            raise EulerError(f"the context must be 1 to {limit} tokens, which is what the model's "
-                             f"positions cover, got {self.context}")
+        self.context = model.checked_context(context)
         self.model, self._rows = model, rows
         self._lengths = _lengths(self.context)
         self._programs: dict[int, Program] = {}
@@ -99,11 +95,7 @@ class Scorer:
             raise EulerError(f"the text has {count} tokens, with the model's context of "
                              f"{self.context} at most {self.context + 1} can be scored: cut its "
                              "beginning")
-        vocabulary = self.model.config.vocabulary
-        for token in passage.tokens:
-            if not 0 <= token < vocabulary:
-                raise EulerError(f"{token} is not a token id: the model's ids go from 0 to "
-                                 f"{vocabulary - 1}")
+        self.model.check_tokens(passage.tokens)
 
     def _scores(self, passages: Sequence[Passage]) -> Iterator[tuple[int, Score]]:
         rows = _shared_rows(passages)
