@@ -1,7 +1,7 @@
-"""Small file writes that are whole or absent, and one-line reports of what the system refused.
+"""Writes that are whole or absent, and one-line reports of what the system refused.
 
-A reader, or a process killed in the middle, never sees half a file: content is written beside the
-target and renamed over it, which POSIX makes atomic within a directory.
+A reader, or a process killed in the middle, never sees half a file or folder: content is written
+beside the target and renamed over it, which POSIX makes atomic within a directory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,16 +41,26 @@ def naming(path: Path) -> Iterator[None]:
         raise EulerError(f"{path}: {error}") from error
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, replacing it at once; on failure the old file stays as it was.
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """The path of a file, or of a folder, to make beside the target. It takes the target's place
+    when all went well; on failure it is removed and the target stays as it was.
 
-    Raises EulerError naming the path when the system refuses the write.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    Raises EulerError naming the target when the system refuses the write."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
+        yield beside
+        os.replace(beside, target)
     except OSError as error:
-        raise write_error(error, path) from error
+        raise write_error(error, target) from error
     finally:
-        beside.unlink(missing_ok=True)
+        if beside.is_dir():
+            shutil.rmtree(beside, ignore_errors=True)
+        else:
+            beside.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, replacing it at once; raises as `replacing` does."""
+    with replacing(path) as beside:
+        beside.write_bytes(content)

@@ -13,7 +13,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -31,7 +30,7 @@ from model.tokenizer.pretokenizer import LLAMA3 as LLAMA3_PATTERN
 from model.tokenizer.tokenizer_json import spelled
 from model.transformer import rotary_frequencies
 from runtime.boundaries import Boundaries, boundaries
-from runtime.files import write_error
+from runtime.files import replacing
 from runtime.hugging_face import FLOATS
 from runtime.hugging_face_export import converted
 
@@ -56,8 +55,7 @@ def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.nd
         raise EulerError(f"{out} exists already: name a new file")
     vocabulary = Tokenizer.from_json(tokenizer_json).vocabulary
     arrays = list(_arrays(gguf, config, tensors, dtype))
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(out) as beside:
         writer = gguf.GGUFWriter(beside, _kind(gguf, config)[1])
         _add_configuration(gguf, writer, config)
         writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
@@ -71,11 +69,6 @@ def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.nd
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(beside, out)
-    except OSError as error:
-        raise write_error(error, out) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _package() -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from model.hugging_face_config import write_config
 from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, places
 from model.tokenizer import Tokenizer
 from runtime.boundaries import boundaries
-from runtime.files import write_error
+from runtime.files import replacing
 from runtime.hugging_face import (
     CONFIG,
     FURTHER_HEADS,
@@ -57,15 +55,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` to write to, which takes its place when all went well."""
     if out.is_dir() and any(out.iterdir()) or out.exists() and not out.is_dir():
         raise EulerError(f"{out} exists already: name a new folder")
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(out) as beside:
         beside.mkdir(parents=True)
         yield beside
-        os.replace(beside, out)
-    except OSError as error:
-        raise write_error(error, out) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -15,13 +15,12 @@ made for another one, and ids over 65535 may have been wrapped by whoever wrote 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
 from euler_ir.errors import EulerError
-from runtime.files import read_error, write_error
+from runtime.files import read_error, replacing
 
 MAGIC = 20240520
 HEADER_INTS = 256
@@ -52,16 +51,9 @@ def write_shard(path: Path | str, tokens: np.ndarray, vocabulary_size: int) -> N
     header = np.zeros(HEADER_INTS, "<i4")
     dtype = id_type(vocabulary_size)
     header[:3] = MAGIC, 1 if dtype.itemsize == 2 else 2, tokens.size
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.write(header.tobytes())
-            file.write(np.ascontiguousarray(tokens, dtype).data)
-        os.replace(beside, path)
-    except OSError as error:
-        raise write_error(error, path) from error
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as beside, beside.open("wb") as file:
+        file.write(header.tobytes())
+        file.write(np.ascontiguousarray(tokens, dtype).data)
 
 
 def read_shard(path: Path | str, vocabulary_size: int) -> np.ndarray:
