@@ -69,12 +69,10 @@ _HARMLESS = frozenset("""
 """.split())
 
 
-def read_config(document: object) -> ModelConfig:
+def read_config(document: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a `config.json`, with one prediction head.
 
     Raises EulerError naming the key whose value cannot be."""
-    if not isinstance(document, dict):
-        raise EulerError("config.json is not a JSON object")
     kind = _architecture_of(document)
     sizes = {ours: document.get(theirs, default)
              for ours, (theirs, default) in _SIZES[kind].items()}

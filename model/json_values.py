@@ -4,6 +4,7 @@ Each error names the key, and shows the value cut (`euler_ir.errors.shown`)."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -12,6 +13,17 @@ from typing import Any
 from euler_ir.errors import EulerError, shown
 
 LARGEST = 2**31 - 1  # of counts: more than anybody counts here
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is; EulerError where it is none."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: of a number of 5000 digits, too
+        raise EulerError(f"not a JSON document: {error}") from None
+    if not isinstance(document, dict):
+        raise EulerError(f"not a JSON object: {shown(document)}")
+    return document
 
 
 def check_keys(what: str, values: object, kind: type) -> None:

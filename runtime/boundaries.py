@@ -9,13 +9,14 @@ that begins each document, meeting that is how one ends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from euler_ir.errors import EulerError, shown
+from model.json_values import parse_object
 from model.tokenizer import END_OF_DOCUMENT, Vocabulary
+from runtime.files import naming
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -50,7 +51,9 @@ def _imported(source: Mapping[str, Any] | None, key: str) -> tuple[int, ...]:
         return ()
     documents = {"config.json": source["config"]}
     if GENERATION_CONFIG in source["files"]:
-        documents = {GENERATION_CONFIG: _parsed(source["files"][GENERATION_CONFIG]), **documents}
+        with naming(GENERATION_CONFIG):
+            generation = parse_object(source["files"][GENERATION_CONFIG])
+        documents = {GENERATION_CONFIG: generation, **documents}
     for name, document in documents.items():
         value = document.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -60,13 +63,3 @@ def _imported(source: Mapping[str, Any] | None, key: str) -> tuple[int, ...]:
         if ids:
             return tuple(ids)
     return ()
-
-
-def _parsed(text: str) -> Mapping[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EulerError(f"{GENERATION_CONFIG} is no JSON document: {error}") from None
-    if not isinstance(document, dict):
-        raise EulerError(f"{GENERATION_CONFIG} is not a JSON object")
-    return document

@@ -32,8 +32,16 @@ def read_error(error: OSError, path: Path | str) -> EulerError:
     return EulerError(f"cannot read {path} ({reason})")
 
 
+def decoded(content: bytes, path: Path | str) -> str:
+    """The text of a file with this content, which must be UTF-8; EulerError where it is not."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise EulerError(f"{path} is not UTF-8 at byte {error.start}") from None
+
+
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path | str) -> Iterator[None]:
     """Put the path in front of user errors from inside: of what is wrong with what it holds."""
     try:
         yield

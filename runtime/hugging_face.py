@@ -273,7 +273,7 @@ def _tensor_files(folder: Path) -> list[str]:
         hint = f" ({others[0]} is a pickle, which is never read)" if others else ""
         raise EulerError(f"{folder} has neither {TENSORS} nor {INDEX}{hint}")
     index = read_json(folder, INDEX)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(
             isinstance(name, str) for name in weight_map.values()):
         raise EulerError(f"{folder / INDEX} has no weight_map of tensors and their files")

@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 
 from euler_ir.errors import EulerError, shown
-from runtime.files import read_error
+from runtime.files import decoded, read_error
 
 _TYPES = {
     "F64": np.dtype(np.float64),
@@ -69,10 +69,7 @@ def read_text(path: Path, record: FileRecord) -> str:
     content = _read(path, record)
     if zlib.crc32(content) != record.checksum:
         raise _damaged(path)
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise EulerError(f"{path} is not UTF-8 at byte {error.start}") from None
+    return decoded(content, path)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> FileRecord:

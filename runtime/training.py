@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tqdm import tqdm
 from backends.backend import Backend
 from euler_ir.errors import EulerError
 from model.config import preset
-from model.json_values import field, whole_number
+from model.json_values import field, parse_object, whole_number
 from model.parameters import parameter_count
 from model.tokenizer import Tokenizer, train_tokenizer
 from runtime.batches import BatchStream, ValidationSet
@@ -41,7 +40,7 @@ from runtime.data import (
 )
 from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
-from runtime.files import naming, write_atomic
+from runtime.files import decoded, naming, read_error, write_atomic
 from runtime.hugging_face import source_of_trained
 from runtime.metrics import MetricsWriter, plot_losses
 from runtime.settings import Settings
@@ -269,12 +268,11 @@ def read_settings(directory: Path) -> Settings:
     """The settings a run directory was started with."""
     path = directory / CONFIG_NAME
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise EulerError(f"{directory} is no run directory: it has no {CONFIG_NAME}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise EulerError(f"{path} cannot be read: {error}") from None
-    if not isinstance(values, Mapping):
-        raise EulerError(f"{path} has no settings of a run")
+    except OSError as error:
+        raise read_error(error, path) from error
+    text = decoded(content, path)
     with naming(path):
-        return Settings.from_dict(field(values, "settings", dict))
+        return Settings.from_dict(field(parse_object(text), "settings", dict))

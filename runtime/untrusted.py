@@ -7,17 +7,18 @@ safetensors package alone; nothing in the folder is ever run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import safetensors
 
 from euler_ir.errors import EulerError, cut
-from runtime.files import read_error
+from model.json_values import parse_object
+from runtime.files import decoded, naming, read_error
 
 # Bytes. The largest known are a tenth of these.
 MOST_JSON, MOST_HEADER = 1 << 20, 1 << 20
@@ -72,19 +73,15 @@ def read_text(folder: Path, name: str, most: int = MOST_JSON) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
-        if len(content) > most:
-            raise EulerError(f"{path} is larger than {most} bytes")
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise EulerError(f"{path} is not UTF-8 at byte {error.start}") from None
     except OSError as error:
         raise read_error(error, path) from error
+    if len(content) > most:
+        raise EulerError(f"{path} is larger than {most} bytes")
+    return decoded(content, path)
 
 
-def read_json(folder: Path, name: str) -> object:
-    """The JSON document in a file; EulerError where there is none."""
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file; EulerError where there is none."""
     text = read_text(folder, name)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EulerError(f"{folder / name} is no JSON document: {error}") from None
+    with naming(folder / name):
+        return parse_object(text)

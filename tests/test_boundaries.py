@@ -92,9 +92,9 @@ def test_texts_begin_as_the_tokenizer_begins_them():
     ({"eos_token_id": True}, None, "config.json: eos_token_id must be a token id"),
     ({"bos_token_id": 1.0}, None, "config.json: bos_token_id must be a token id"),
     ({}, '{"eos_token_id": {}}', "generation_config.json: eos_token_id must be a token id"),
-    ({}, "[]", "generation_config.json is not a JSON object"),
-    ({}, "[" * 100_000, "generation_config.json is no JSON document"),
-    ({}, '{"eos_token_id": ' + "9" * 5000 + "}", "generation_config.json is no JSON document"),
+    ({}, "[]", "generation_config.json: not a JSON object"),
+    ({}, "[" * 100_000, "generation_config.json: not a JSON document"),
+    ({}, '{"eos_token_id": ' + "9" * 5000 + "}", "generation_config.json: not a JSON document"),
 ])
 def test_what_is_no_id_is_refused_on_import(tmp_path, config, generation, message):
     config = {**GPT2_CONFIG, **config}

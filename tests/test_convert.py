@@ -438,7 +438,7 @@ def test_index_files_cannot_name_files_elsewhere(llama, name):
 
 
 @pytest.mark.parametrize(("index", "message"), [
-    ([], "has no weight_map"), ({"weight_map": {}}, "has no weight_map"),
+    ([], "not a JSON object"), ({"weight_map": {}}, "has no weight_map"),
     ({"weight_map": {"a": 1}}, "has no weight_map"),
     ({"weight_map": {"a": "model-1.safetensors"}}, "do not agree on a, "),
 ])
@@ -471,9 +471,9 @@ def test_links_of_hugging_faces_cache_are_followed(tmp_path, gpt2):
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("config.json", b"[" * 100_000, "no JSON document"),
-    ("config.json", b"[1,2]", "is not a JSON object"),
-    ("config.json", b'{"a":' + b"9" * 5000 + b"}", "no JSON document"),
+    ("config.json", b"[" * 100_000, "config.json: not a JSON document"),
+    ("config.json", b"[1,2]", "config.json: not a JSON object"),
+    ("config.json", b'{"a":' + b"9" * 5000 + b"}", "config.json: not a JSON document"),
     ("config.json", b" " * (2 << 20), "is larger than 1048576 bytes"),
     ("config.json", b"\xff", "not UTF-8 at byte 0"),
     ("tokenizer.json", b"[" * (1 << 20), "not a JSON document"),

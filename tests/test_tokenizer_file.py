@@ -229,7 +229,7 @@ def test_malformed_files_are_refused_in_one_line(document, change, message):
         (b"{", "not a JSON document"),
         (b"[" * 100_000, "not a JSON document"),
         (b'{"model": ' + b"9" * 5000 + b"}", "not a JSON document"),
-        (b"[]", "is not an object"),
+        (b"[]", "not a JSON object"),
         (b'{"model": "\xff"}', "is not UTF-8 at byte 11"),
     ],
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from euler_ir.errors import EulerError, shown
-from model.json_values import field
+from model.json_values import field, parse_object
 from model.tokenizer import post_processor
 from model.tokenizer.pretokenizer import GPT2, LLAMA3, LLAMA3_REGEX
 from model.tokenizer.vocabulary import Vocabulary
@@ -123,12 +123,7 @@ def read(text: str) -> Vocabulary:
     Raises:
         EulerError: if the text is no tokenizer file, is inconsistent, or is of a kind we lack.
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EulerError(f"not a JSON document: {error}") from error
-    if not isinstance(document, dict):
-        raise EulerError("not a tokenizer file: the JSON document is not an object")
+    document = parse_object(text)
     pattern = _refuse_unsupported(document)
     model = field(document, "model", dict)
     spelled_ids = field(model, "vocab", dict)
