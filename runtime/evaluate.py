@@ -17,8 +17,8 @@ from euler_ir.errors import EulerError
 from runtime.arguments import add_backend, add_checkpoint, backend_of
 from runtime.cli import Parser, integer, path, run_command
 from runtime.files import write_atomic
-from runtime.generation import load_trained
 from runtime.scoring import ROWS
+from runtime.trained import load_trained
 
 
 def parser() -> Parser:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from model.tokenizer import StreamDecoder
 from runtime.arguments import add_backend, add_checkpoint, add_seed, backend_of
 from runtime.cli import Parser, integer, run_command
-from runtime.generation import Generator, capacity, load_trained
+from runtime.generation import Generator, cache_capacity
 from runtime.sampler import Sampler
+from runtime.trained import load_trained
 
 
 def parser() -> Parser:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.prompt:
         print(tokenizer.decode(tokenizer.encode(arguments.prompt)), end="", flush=True)
 
-    room = capacity(len(prompt) + arguments.max_tokens)
+    room = cache_capacity(len(prompt) + arguments.max_tokens)
     generator = Generator(trained.model, min(room, trained.context))
     stream = generator.stream(prompt, arguments.max_tokens, sampler, trained.boundaries.ends)
     decoder, moments = StreamDecoder(tokenizer), []

@@ -12,23 +12,17 @@ context for each further token, and a text that has forgotten its beginning.)
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from backends.backend import Backend, Buffer, Program
+from backends.backend import Buffer, Program
 from euler_ir.errors import EulerError
-from model.tokenizer import Tokenizer
 from model.transformer import forward_cached
-from runtime.boundaries import Boundaries, boundaries
-from runtime.checkpoint import load_model
 from runtime.dump import Dump
-from runtime.engine import Model, precision
+from runtime.engine import Model
 from runtime.execute import compile_function
 from runtime.sampler import Sampler
-from runtime.source_record import source_record
 
 #: Tokens of a prefill: enough for its matmuls to be efficient, few enough to waste little on a
 #: short prompt, whose rest is padding.
@@ -138,7 +132,7 @@ class Generator:
                                 self._dump)
 
 
-def capacity(tokens: int) -> int:
+def cache_capacity(tokens: int) -> int:
     """Room for the keys and values of so many tokens, a power of two: few programs to compile for
     all prompts, and little memory for a short text of a model with a long context."""
     return max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
@@ -151,52 +145,3 @@ def cache_buffers(model: Model, batch: int, capacity: int) -> dict[str, Buffer]:
     shape = (batch, capacity, config.kv_heads, config.head_size)
     return {f"cache.{i}.{part}": model.allocate(shape)
             for i in range(config.layers) for part in ("keys", "values")}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model with its tokenizer. `context` is the length of the rows it was trained on,
-    `boundaries` where its texts begin and end, `notes` what there is to say about the checkpoint
-    it came from."""
-
-    model: Model
-    tokenizer: Tokenizer
-    context: int
-    boundaries: Boundaries
-    notes: Sequence[str] = ()
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids that stand for a token, ascending: what a sampler may choose from."""
-        known = self.tokenizer.vocabulary.token_bytes
-        return sorted(id for id in known if id < self.model.config.vocabulary)
-
-    def encode(self, prompt: str) -> list[int]:
-        """The ids of a prompt after those that the tokenizer puts before every text; where there
-        are none at all, the id that texts begin with.
-
-        Raises EulerError for an empty prompt where there is no such id."""
-        ids = self.tokenizer.encode_prompt(prompt)
-        if ids:
-            return ids
-        if self.boundaries.begin is None:
-            raise EulerError("the prompt is empty, and this model has no token that texts begin "
-                             "with: give some text")
-        return [self.boundaries.begin]
-
-
-def load_trained(path: Path | str, backend: Backend) -> Trained:
-    """The model and tokenizer of a checkpoint, or of a run directory's newest whole one; the
-    weights in the backend's memory.
-
-    Raises EulerError when there is none, or it is not whole."""
-    checkpoint, config = load_model(path)
-    settings = checkpoint.settings()
-    with checkpoint.naming():
-        dtype = precision(settings["precision"])
-    model = Model(config, backend, dtype)
-    model.load(checkpoint.tensors)
-    tokenizer = checkpoint.tokenizer(config)
-    return Trained(model, tokenizer, settings["context"],
-                   boundaries(tokenizer.vocabulary, source_record(checkpoint, config)),
-                   checkpoint.notes)

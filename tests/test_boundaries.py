@@ -16,8 +16,9 @@ from runtime.boundaries import Boundaries, boundaries
 from runtime.checkpoint import CheckpointWriter
 from runtime.cli import run_command
 from runtime.convert import export_folder, export_gguf, import_folder
-from runtime.generation import END_OF_TEXT, Generator, load_trained
+from runtime.generation import END_OF_TEXT, Generator
 from runtime.sampler import Sampler
+from runtime.trained import load_trained
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

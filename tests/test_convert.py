@@ -24,8 +24,8 @@ from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
 from runtime.convert import export_folder, import_folder
 from runtime.execute import compile_function
-from runtime.generation import load_trained
 from runtime.hugging_face import read_folder
+from runtime.trained import load_trained
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

@@ -21,9 +21,10 @@ from runtime import generate, generation
 from runtime.checkpoint import CheckpointWriter
 from runtime.cli import run_command
 from runtime.engine import Model
-from runtime.generation import CONTEXT_FULL, END_OF_TEXT, MAX_TOKENS, Generator, load_trained
+from runtime.generation import CONTEXT_FULL, END_OF_TEXT, MAX_TOKENS, Generator
 from runtime.gradcheck import well_conditioned_weights
 from runtime.sampler import Sampler
+from runtime.trained import load_trained
 from tests.models import contents, logits_function
 from tests.runners import BACKENDS, backend
 

@@ -18,7 +18,7 @@ from runtime import evaluate
 from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
 from runtime.convert import export_folder
-from runtime.generation import load_trained
+from runtime.trained import load_trained
 from tests.runners import BACKENDS, backend
 from tests.test_convert import NANO, trained_run
 

@@ -13,8 +13,9 @@ from model.config import ModelConfig, RopeScaling
 from model.tokenizer import Tokenizer
 from runtime.convert import export_folder, import_folder
 from runtime.execute import compile_function
-from runtime.generation import END_OF_TEXT, Generator, load_trained
+from runtime.generation import END_OF_TEXT, Generator
 from runtime.sampler import Sampler
+from runtime.trained import load_trained
 from tests.hugging_face import VOCABULARY, small_tokenizer
 from tests.models import logits_function
 from tests.runners import backend

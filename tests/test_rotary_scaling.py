@@ -14,7 +14,7 @@ from model.hugging_face_config import read_config, write_config
 from model.transformer import rotary_frequencies
 from runtime.convert import export_folder, export_gguf, import_folder
 from runtime.execute import compile_function
-from runtime.generation import load_trained
+from runtime.trained import load_trained
 from tests.hugging_face import (
     LLAMA_CONFIG,
     VOCABULARY,
