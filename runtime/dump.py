@@ -1,6 +1,6 @@
 """Writing down what the compiler made of a function: `--dump-ir DIR`.
 
-    DIR/step/00-build.ir ... 06-dce.ir    the function after each pass
+    DIR/step/00-build.ir ... 07-dce.ir    the function after each pass
     DIR/step/schedule.txt                 every buffer's offset, size and lifetime
     DIR/step/kernels/003-fused.ll, .s     each kernel's LLVM IR and assembly
 """

@@ -105,15 +105,6 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     return Imported(config, tensors, tokenizer_json, source)
 
 
-def source_of_trained(source: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The source record of a model that has been trained since: names, configuration and files stay
-    the import's, parameters have the type in which they were trained."""
-    types = {name: own if name in source["constants"] else dtype
-             for name, own in source["tensors"].items()}
-    return {**source, "tensors": types,
-            "further_heads": dict.fromkeys(source["further_heads"], dtype)}
-
-
 def canonical_name(name: str, theirs: str | None) -> str:
     """A tensor's name with the prefix that files of GPT-2 may leave out."""
     if theirs == GPT2 and name != HEAD and not name.startswith(GPT2_PREFIX):

@@ -47,6 +47,15 @@ def source_record(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]
     return source
 
 
+def source_of_trained(source: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The source record of a model that has been trained since: names, configuration and files stay
+    the import's, parameters have the type in which they were trained."""
+    types = {name: own if name in source["constants"] else dtype
+             for name, own in source["tensors"].items()}
+    return {**source, "tensors": types,
+            "further_heads": dict.fromkeys(source["further_heads"], dtype)}
+
+
 def _check_config(source: Mapping[str, Any], config: ModelConfig) -> None:
     imported = read_config(field(source, "config", dict))
     imported = replace(imported, kind=config.kind, prediction_heads=config.prediction_heads)

@@ -41,10 +41,9 @@ from runtime.data import (
 from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
 from runtime.files import decoded, naming, read_error, write_atomic
-from runtime.hugging_face import source_of_trained
 from runtime.metrics import MetricsWriter, plot_losses
 from runtime.settings import Settings
-from runtime.source_record import source_record
+from runtime.source_record import source_of_trained, source_record
 
 CONFIG_NAME = "config.json"
 #: So many updates left out in a row mean that the run has diverged.
