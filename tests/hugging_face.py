@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ LLAMA_CONFIG: dict[str, Any] = {
 }
 
 
+@cache
 def small_tokenizer() -> str:
     """A tokenizer.json of some 280 tokens, fewer than the vocabulary."""
     return train_tokenizer(["to be, or not to be, that is the question: " * 9], 280,
@@ -94,13 +96,32 @@ def _drawer(seed: int, dtype):
 
 
 def write_model(folder: Path, config: dict, tensors: dict[str, np.ndarray],
-                tokenizer_json: str) -> Path:
-    """The folder with these contents."""
+                tokenizer_json: str | None = None) -> Path:
+    """The folder with these contents, and the small tokenizer unless another is given."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer_json or small_tokenizer(),
+                                          encoding="utf-8")
     safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def file_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """The model's tensors."""
+    return safetensors.numpy.load_file(folder / "model.safetensors")
+
+
+def split_file(folder: Path) -> dict:
+    """Make the folder's tensors two shards; the index, written beside them."""
+    tensors = file_tensors(folder)
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, own in shards.items():
+        safetensors.numpy.save_file({name: tensors[name] for name in own}, folder / file)
+    index = {"metadata": {}, "weight_map": {n: file for file, own in shards.items() for n in own}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
 
 
 def unchanged(array: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ def origins(tmp_path_factory) -> Path:
     for name, config, tensors in (("gpt2", GPT2_CONFIG, gpt2_tensors(GPT2_CONFIG)),
                                   ("llama", LLAMA_CONFIG, llama_tensors(LLAMA_CONFIG)),
                                   ("tied", TIED, llama_tensors(TIED))):
-        write_model(root / "folders" / name, config, tensors, small_tokenizer())
+        write_model(root / "folders" / name, config, tensors)
         import_folder(root / "folders" / name, root / name)
     tokenizer = small_tokenizer()
     config = replace(NANO, vocabulary=Tokenizer.from_json(tokenizer).vocabulary_size)
@@ -242,7 +242,7 @@ def test_a_trained_import_is_exported_under_its_own_names(origins, straight, tmp
 def test_training_is_not_rounded_to_the_type_of_the_import(text, tmp_path, dtype):
     """A checkpoint begun with f16 weights holds f32 ones; further trained ones stay f32 too."""
     write_model(tmp_path / "in", TIED | {"torch_dtype": "float16"},
-                llama_tensors(TIED, dtype=np.float16), small_tokenizer())
+                llama_tensors(TIED, dtype=np.float16))
     import_folder(tmp_path / "in", tmp_path / "import")
     once = tune(tmp_path / "import", text, tmp_path / "once", "--steps", "2")
     twice = tune(once, text, tmp_path / "twice", "--steps", "1")

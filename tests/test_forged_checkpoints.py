@@ -53,7 +53,7 @@ def trained(tmp_path_factory) -> Path:
 def imported(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("imported")
     tensors = {**gpt2_tensors(GPT2_CONFIG), "h.0.attn.masked_bias": np.array(-1e4, np.float32)}
-    import_folder(write_model(directory / "in", GPT2_CONFIG, tensors, small_tokenizer()),
+    import_folder(write_model(directory / "in", GPT2_CONFIG, tensors),
                   directory / "run")
     return directory / "run"
 

@@ -32,7 +32,7 @@ PADDED = 320
 
 
 def imported(directory: Path, config: dict, tensors: dict, tokenizer=None) -> Path:
-    write_model(directory / "in", config, tensors, tokenizer or small_tokenizer())
+    write_model(directory / "in", config, tensors, tokenizer)
     import_folder(directory / "in", directory / "run")
     return directory / "run"
 

@@ -160,7 +160,7 @@ def test_types_of_matrices(llama_cpp, tmp_path, kind, dtype):
     else:
         config = {**LLAMA_CONFIG, "max_position_embeddings": CONTEXT}
         tensors, logits, rounding = llama_tensors(config), llama_logits, {"rounded": rounded}
-    write_model(tmp_path / "in", config, tensors, small_tokenizer())
+    write_model(tmp_path / "in", config, tensors)
     import_folder(tmp_path / "in", tmp_path / "run")
     export_gguf(tmp_path / "run", tmp_path / "model.gguf", dtype)
     tokens = np.random.default_rng(3).integers(0, config["vocab_size"], CONTEXT)

@@ -21,7 +21,6 @@ from tests.hugging_face import (
     llama_logits,
     llama_tensors,
     rotary_frequency,
-    small_tokenizer,
     write_model,
 )
 from tests.models import logits_function
@@ -52,7 +51,7 @@ def test_models_compute_what_the_definition_says(tmp_path, name):
     """48 tokens, more than the 32 of the first training; then out again, as it came."""
     config = {**CONFIG, "rope_scaling": SCALINGS[name]}
     tensors = llama_tensors(config)
-    folder = write_model(tmp_path / "in", config, tensors, small_tokenizer())
+    folder = write_model(tmp_path / "in", config, tensors)
     import_folder(folder, tmp_path / "run")
     model = load_trained(tmp_path / "run", backend("reference")).model
     time = 48
@@ -157,7 +156,7 @@ def test_gguf_has_it_as_llama_cpp_reads_it(tmp_path, name):
     """linear by a key, llama3 by what each pair of elements is divided by."""
     gguf = pytest.importorskip("gguf")
     config = {**CONFIG, "rope_scaling": SCALINGS[name]}
-    folder = write_model(tmp_path / "in", config, llama_tensors(config), small_tokenizer())
+    folder = write_model(tmp_path / "in", config, llama_tensors(config))
     import_folder(folder, tmp_path / "run")
     export_gguf(tmp_path / "run", tmp_path / "model.gguf", "F16")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
