@@ -1,12 +1,17 @@
-"""Tiny kernels for tests of the machinery around kernels."""
+"""Tiny kernels, and programs of them, for tests of the machinery around kernels."""
 
 import ctypes
 
+import numpy as np
 from llvmlite import ir
 
 from backends.llvm.kernel import KernelSource, Phase
+from backends.llvm.launch import Launch, Program
 
 _POINTER, _I64 = ir.PointerType(), ir.IntType(64)
+
+#: Cells of the arrays that programs run on, where a test has no reason for another number.
+CELLS = 13
 
 
 def tile_kernel(key, body) -> KernelSource:
@@ -81,3 +86,32 @@ def call(address: int) -> int:
     kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
     kernel(ctypes.addressof(args), 0, None)
     return result.value
+
+
+def address_of(compiler, source):
+    """Where the function of a kernel of one phase lies, once compiled."""
+    return compiler.load([source])[source.key][0]
+
+
+def increments(compiler, cells, launches):
+    """A program that adds 1 to each of `cells` in every one of its launches."""
+    address = address_of(compiler, increment_kernel())
+    launch = Launch(address, [cells.ctypes.data], len(cells))
+    return Program([launch] * launches, keep=cells)
+
+
+def neighbours(compiler, first, second, launches):
+    """A program that goes back and forth between two arrays, each cell made of two of the other
+    array: one tile run early or late changes the result."""
+    address = address_of(compiler, neighbour_kernel(len(first)))
+    pointers = [first.ctypes.data, second.ctypes.data]
+    there = Launch(address, pointers, len(first))
+    back = Launch(address, pointers[::-1], len(first))
+    return Program([back if step % 2 else there for step in range(launches)], keep=(first, second))
+
+
+def neighbours_expected(start, launches):
+    """What `neighbours` makes of the first array, with `start` in it."""
+    for _ in range(launches):
+        start = start + np.roll(start, -1)
+    return start
