@@ -110,11 +110,12 @@ class Scorer:
                     states.append(hidden[place, stop - passage.scored:stop])
                     targets.append(np.array(passage.targets, np.int32))
                     numbers.append(number)
-            scored = self._head(np.concatenate(states), np.concatenate(targets))
-            ends = np.cumsum([len(part) for part in targets])[:-1]
-            for number, *score in zip(numbers, *(np.split(part, ends) for part in scored),
-                                      strict=True):
-                yield number, Score(*score)
+            log_probabilities, greedy = self._head(np.concatenate(states), np.concatenate(targets))
+            start = 0
+            for number in numbers:
+                own = slice(start, start + passages[number].scored)
+                yield number, Score(log_probabilities[own], greedy[own])
+                start = own.stop
 
     def _hidden_states(self, batch: Sequence[_Row]) -> np.ndarray:
         """[rows, T, width] of a batch whose first row is its longest."""
