@@ -27,7 +27,7 @@ from pathlib import Path
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.parameters import parameter_count
-from runtime.arguments import CHECKPOINT
+from runtime.arguments import CHECKPOINT, refuse_together
 from runtime.checkpoint import Checkpoint, CheckpointWriter, load_model
 from runtime.cli import Parser, path, run_command
 from runtime.gguf_export import write_gguf
@@ -38,11 +38,18 @@ from runtime.source_record import source_record
 
 _DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
+#: Arguments that do not go together, and why.
+_CONFLICTS = (
+    *(("checkpoint", name, "it is for an import") for name in ("out", "tokenizer")),
+    *(("from", name, "it is for an export")
+      for name in ("to", "format", "first_head_only", "dtype")),
+)
+
 
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.convert", description=__doc__.splitlines()[0])
     given = p.add_mutually_exclusive_group(required=True)
-    given.add_argument("--from", dest="folder", type=path, metavar="FOLDER",
+    given.add_argument("--from", type=path, metavar="FOLDER",
                        help="a Hugging Face model folder to import; --out says where to")
     given.add_argument("--checkpoint", type=path, metavar="DIR",
                        help=f"{CHECKPOINT} to export; --to says where to")
@@ -51,7 +58,7 @@ def parser() -> Parser:
                    help="the imported model's tokenizer.json (the one in its folder)")
     p.add_argument("--to", type=path, metavar="PATH", help="the new folder, or file")
     p.add_argument("--format", choices=("hf", "gguf"), help="of the export (hf)")
-    p.add_argument("--first-head-only", action="store_true", default=None,
+    p.add_argument("--first-head-only", action="store_true",
                    help="with gguf: leave the further prediction heads out")
     p.add_argument("--dtype", choices=_DTYPES,
                    help="of the exported parameters (as imported; else as trained)")
@@ -60,29 +67,20 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    _check_flags(arguments)
-    if arguments.folder:
-        import_folder(arguments.folder, arguments.out, arguments.tokenizer)
-    elif arguments.format == "gguf":
-        export_gguf(arguments.checkpoint, arguments.to, _DTYPES[arguments.dtype or "f32"],
-                    bool(arguments.first_head_only))
-    else:
-        export_folder(arguments.checkpoint, arguments.to, _DTYPES.get(arguments.dtype))
-
-
-def _check_flags(arguments) -> None:
-    """Raise EulerError for a flag of the other direction, and for a missing destination."""
-    own, other = (("out", "tokenizer"), ("to", "format", "first_head_only", "dtype"))
-    given = "--from"
-    if arguments.checkpoint:
-        own, other, given = other, own, "--checkpoint"
-    for name in other:
-        if getattr(arguments, name) is not None:
-            raise EulerError(f"--{name.replace('_', '-')} does not go with {given}")
+    refuse_together(arguments, _CONFLICTS)
+    folder = getattr(arguments, "from")
+    given, destination = ("--from", "out") if folder else ("--checkpoint", "to")
+    if getattr(arguments, destination) is None:
+        raise EulerError(f"{given} needs --{destination}, where the result goes")
     if arguments.first_head_only and arguments.format != "gguf":
         raise EulerError("--first-head-only goes with --format gguf")
-    if getattr(arguments, own[0]) is None:
-        raise EulerError(f"{given} needs --{own[0]}, where the result goes")
+    if folder:
+        import_folder(folder, arguments.out, arguments.tokenizer)
+    elif arguments.format == "gguf":
+        export_gguf(arguments.checkpoint, arguments.to, _DTYPES[arguments.dtype or "f32"],
+                    arguments.first_head_only)
+    else:
+        export_folder(arguments.checkpoint, arguments.to, _DTYPES.get(arguments.dtype))
 
 
 def import_folder(folder: Path | str, out: Path | str, tokenizer: Path | str | None = None) -> None:
