@@ -73,10 +73,14 @@ def seconds_a_run(team: Team, program: Program, budget: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each shape and team")
-    parser.add_argument("words", nargs="*")
+    parser.add_argument("--threads", type=int, default=2, help="of the larger team (2)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each shape and team (0.5)")
+    parser.add_argument("words", nargs="*", metavar="WORD",
+                        help="only the shapes that have one of these words in their name (all)")
     arguments = parser.parse_args()
+    if arguments.words and not any(word in shape[0] for word in arguments.words
+                                   for shape in SHAPES[1:]):
+        parser.error(f"no shape is named like {' or '.join(arguments.words)}")
     compiler = Compiler(Target.host(), ObjectCache(default_directory()))
     teams = [Team(compiler, threads) for threads in sorted({1, arguments.threads})]
     flops = {shape: 2.0 * np.prod(shape[1:5], dtype=float) for shape in SHAPES}

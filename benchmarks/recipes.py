@@ -65,10 +65,15 @@ def gpt2_value(p: Parameter) -> Parameter:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RECIPES))
-    parser.add_argument("--tokens", type=int, default=384_000)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help=f"{', '.join(RECIPES)} (all)")
+    parser.add_argument("--tokens", type=int, default=384_000,
+                        help="to train on (384000, the default run's)")
+    parser.add_argument("--threads", type=int, help="CPU threads (all)")
     arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in RECIPES:
+            parser.error(f"no recipe {name!r}; known: {', '.join(RECIPES)}")
     texts = load_text([DEFAULT_TEXT])
     tokenizer = train_tokenizer([text.text for text in texts], CONFIG.vocabulary)
     stream = TokenStream([encode(text, tokenizer) for text in texts], CONFIG.vocabulary)

@@ -41,7 +41,8 @@ def add_backend(p: argparse.ArgumentParser, *, threads: str | None = "all") -> N
         p.add_argument("--threads", type=integer(1, 1024), metavar="N",
                        help=f"CPU threads ({threads})")
     p.add_argument("--cpu-features", metavar="LIST",
-                   help="LLVM features to compile with or without, such as -avx512f")
+                   help="LLVM features to compile with or without, separated by commas, after "
+                        "an equals sign: =-avx512f,-fma (all that this CPU has)")
 
 
 def backend_of(arguments: argparse.Namespace, **options) -> Backend:
@@ -74,7 +75,8 @@ def model_of(arguments: argparse.Namespace) -> tuple[ModelConfig, int]:
 
 def add_recompute(p: argparse.ArgumentParser, default: int | None = 0) -> None:
     p.add_argument("--recompute", type=integer(0), default=default, metavar="N",
-                   help="layers whose activations are recomputed in the backward pass (0)")
+                   help="layers, from the first, whose activations are recomputed in the "
+                        "backward pass instead of kept (0)")
 
 
 def add_seed(p: argparse.ArgumentParser, purpose: str, default: int | None = 0) -> None:

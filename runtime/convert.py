@@ -56,12 +56,17 @@ def parser() -> Parser:
     p.add_argument("--out", type=path, metavar="DIR", help="the new run directory")
     p.add_argument("--tokenizer", type=path, metavar="FILE",
                    help="the imported model's tokenizer.json (the one in its folder)")
-    p.add_argument("--to", type=path, metavar="PATH", help="the new folder, or file")
-    p.add_argument("--format", choices=("hf", "gguf"), help="of the export (hf)")
+    p.add_argument("--to", type=path, metavar="PATH",
+                   help="the new folder, or with gguf the new file")
+    p.add_argument("--format", choices=("hf", "gguf"),
+                   help="of the export: hf, a folder for transformers, with prediction heads after "
+                        "the first in mtp_heads.safetensors; gguf, a file for llama.cpp (hf)")
     p.add_argument("--first-head-only", action="store_true",
-                   help="with gguf: leave the further prediction heads out")
+                   help="with gguf: leave the further prediction heads out, for which it has no "
+                        "place")
     p.add_argument("--dtype", choices=_DTYPES,
-                   help="of the exported parameters (as imported; else as trained)")
+                   help="of the exported parameters (with hf as imported, else as trained; with "
+                        "gguf f32)")
     return p
 
 
@@ -74,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise EulerError(f"{given} needs --{destination}, where the result goes")
     if arguments.first_head_only and arguments.format != "gguf":
         raise EulerError("--first-head-only goes with --format gguf")
+    if arguments.to is not None and arguments.to.endswith(".gguf") and arguments.format is None:
+        raise EulerError(f"--to {arguments.to} is named like a GGUF file: add --format gguf, or "
+                         "--format hf for a folder of that name")
     if folder:
         import_folder(folder, arguments.out, arguments.tokenizer)
     elif arguments.format == "gguf":

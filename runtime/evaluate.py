@@ -25,15 +25,18 @@ def parser() -> Parser:
     p = Parser(prog="python -m runtime.evaluate", description=__doc__.splitlines()[0])
     add_checkpoint(p)
     p.add_argument("--tasks", required=True, metavar="NAMES",
-                   help="tasks, groups or tags of the harness, separated by commas")
-    p.add_argument("--include-path", type=path, metavar="DIR", help="a folder of further tasks")
+                   help="tasks, groups or tags of the harness, separated by commas "
+                        "(`lm-eval ls tasks` lists them)")
+    p.add_argument("--include-path", type=path, metavar="DIR",
+                   help="a folder of further tasks, a YAML file of the harness for each")
     p.add_argument("--limit", type=integer(1), metavar="N",
                    help="the first N documents of each task (all)")
     p.add_argument("--num-fewshot", type=integer(0), metavar="N",
                    help="examples in each prompt (the task's)")
     p.add_argument("--batch-size", type=integer(1), default=ROWS, metavar="B",
                    help=f"rows that are scored at a time ({ROWS})")
-    p.add_argument("--out", type=path, metavar="FILE.json", help="also write the results here")
+    p.add_argument("--out", type=path, metavar="FILE.json",
+                   help="also write the results here, with the tasks' settings")
     add_backend(p)
     return p
 
@@ -64,8 +67,8 @@ def _harness() -> ModuleType:
     except ImportError as error:
         if (error.name or "").split(".")[0] != "lm_eval":
             raise
-        raise EulerError("evaluation needs lm-evaluation-harness: pip install 'euler[eval]'"
-                         ) from None
+        raise EulerError("evaluation needs lm-evaluation-harness: pip install -e '.[eval]' in "
+                         "the project's folder") from None
     return runtime.harness
 
 

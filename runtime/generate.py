@@ -23,7 +23,8 @@ from runtime.trained import load_trained
 def parser() -> Parser:
     p = Parser(prog="python -m runtime.generate", description=__doc__.splitlines()[0])
     add_checkpoint(p)
-    p.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with")
+    p.add_argument("--prompt", default="", metavar="TEXT",
+                   help="what the text begins with (nothing: a text from its beginning)")
     p.add_argument("--max-tokens", type=integer(1), default=200, metavar="N",
                    help="the most tokens to add (200)")
     p.add_argument("--temperature", type=float, default=0.8, metavar="X",

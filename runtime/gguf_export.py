@@ -75,7 +75,8 @@ def _package() -> Any:
     try:
         import gguf
     except ImportError:
-        raise EulerError("GGUF files need the gguf package: pip install 'euler[gguf]'") from None
+        raise EulerError("GGUF files need the gguf package: pip install -e '.[gguf]' in the "
+                         "project's folder") from None
     return gguf
 
 

@@ -226,6 +226,6 @@ def _tasks(names: Sequence[str], include_path: Path | str | None) -> _Tasks:
         if not tasks.match_tasks([name]):
             near = difflib.get_close_matches(name, tasks.all_tasks, 3)
             raise EulerError(f"lm-eval has no task {name!r}"
-                             + (f"; there is {', '.join(near)}" if near else "")
+                             + (f"; names like it: {', '.join(near)}" if near else "")
                              + (f" (looked in {include_path} too)" if include_path else ""))
     return tasks

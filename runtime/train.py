@@ -46,26 +46,32 @@ def parser() -> Parser:
     add_preset(p, default=None)
     add_backend(p)
     p.add_argument("--data", type=path, nargs="+", metavar="PATH",
-                   help="text files, token shards or directories of them (the shipped Shakespeare)")
+                   help="text files, token shards as llm.c writes them (.bin), or directories of "
+                        ".txt and .bin files (the shipped Shakespeare)")
     p.add_argument("--tokenizer", type=path, metavar="FILE",
                    help="a tokenizer.json (one trained on the data)")
     p.add_argument("--out", type=path, metavar="DIR",
                    help="the run's directory (runs/<date>-<preset or name of --init's run>)")
-    p.add_argument("--steps", type=integer(1), metavar="N", help="length of the whole run")
+    p.add_argument("--steps", type=integer(1), metavar="N",
+                   help="length of the whole run, resumed parts included (the preset's)")
     add_rows(p)
     add_precision(p, default=None)
     p.add_argument("--accumulate", type=integer(1), metavar="N", help="micro-batches a step (1)")
     add_recompute(p, default=None)
-    p.add_argument("--lr", type=number(0, above=True), metavar="X", help="peak learning rate")
-    p.add_argument("--schedule", choices=SCHEDULES, help="of the learning rate (cosine)")
-    p.add_argument("--warmup", type=integer(0), metavar="N", help="steps of linear warm-up")
+    p.add_argument("--lr", type=number(0, above=True), metavar="X",
+                   help="peak learning rate (the preset's)")
+    p.add_argument("--schedule", choices=SCHEDULES,
+                   help="of the learning rate after the warm-up: cosine falls to a tenth; wsd "
+                        "stays, and falls to a tenth over the last fifth of the run (cosine)")
+    p.add_argument("--warmup", type=integer(0), metavar="N",
+                   help="steps of linear warm-up (the preset's)")
     p.add_argument("--eval-every", type=integer(0), metavar="N",
                    help="steps between validations (a third of the run; 0: none)")
     p.add_argument("--checkpoint-every", type=integer(1), metavar="N",
-                   help="steps between checkpoints (10)")
+                   help="steps between checkpoints, of which the newest are kept (10)")
     add_seed(p, "everything random", default=None)
     p.add_argument("--dump-ir", type=path, metavar="DIR",
-                   help="write down every stage of the compiler")
+                   help="write every stage of the compiler to this folder")
     p.add_argument("--init", type=path, metavar="DIR",
                    help="begin with the weights, the model's shape and the tokenizer of "
                         f"{CHECKPOINT}, imported ones included; by default with a tenth of the "

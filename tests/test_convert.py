@@ -280,6 +280,7 @@ def test_flags_that_do_not_go_together(tmp_path, gpt2, capsys):
         (("--from", gpt2), "--from needs --out"),
         (("--checkpoint", gpt2), "--checkpoint needs --to"),
         (("--from", gpt2, "--out", "x", "--dtype", "f16"), "--dtype does not go with --from"),
+        (("--checkpoint", gpt2, "--to", "x.gguf"), "is named like a GGUF file: add --format gguf"),
         (("--from", gpt2, "--out", gpt2), "holds a run already"),
     ]:
         try:

@@ -91,7 +91,8 @@ def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert run_command(evaluate.main, ["--checkpoint", "none", "--tasks", "x"]) == 2
     assert capsys.readouterr() == (
-        "", "error: evaluation needs lm-evaluation-harness: pip install 'euler[eval]'\n")
+        "", "error: evaluation needs lm-evaluation-harness: pip install -e '.[eval]' in "
+        "the project's folder\n")
 
 
 @pytest.mark.parametrize("arguments", [["--tasks", "x"], ["--checkpoint", "x"],

@@ -233,4 +233,4 @@ def test_the_missing_package_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     assert command("--checkpoint", tmp_path / "run", "--to", tmp_path / "m.gguf",
                    "--format", "gguf") == 2
-    assert "pip install 'euler[gguf]'" in capsys.readouterr().err
+    assert "pip install -e '.[gguf]'" in capsys.readouterr().err

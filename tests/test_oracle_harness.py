@@ -303,7 +303,7 @@ def test_an_unknown_task_is_told_with_those_of_like_name(libraries, gpt2, tmp_pa
     monkeypatch.setattr(harness, "_Tasks", only_here)
     line = refused(["--checkpoint", str(gpt2.run), "--include-path", str(folder),
                     "--tasks", "multiple_choise"], capsys)
-    assert line == ("error: lm-eval has no task 'multiple_choise'; there is multiple_choice "
+    assert line == ("error: lm-eval has no task 'multiple_choise'; names like it: multiple_choice "
                     f"(looked in {folder} too)")
 
 
