@@ -107,7 +107,7 @@ class Checkpoint:
         """Raise EulerError unless the parameters are those of a model with these shapes."""
         _check_shapes(self.path / _MODEL, self.tensors, expected, "model")
         for name, array in self.tensors.items():
-            if array.dtype not in FLOATS:
+            if array.dtype not in FLOATS.values():
                 raise EulerError(f"{self.path / _MODEL}: {name} has the type {array.dtype}, which "
                                  "is no type of parameters")
 

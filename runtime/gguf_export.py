@@ -31,8 +31,8 @@ from model.tokenizer.tokenizer_json import spelled
 from model.transformer import rotary_frequencies
 from runtime.boundaries import Boundaries, boundaries
 from runtime.files import replacing
-from runtime.hugging_face import FLOATS
 from runtime.hugging_face_export import converted
+from runtime.tensorfile import FLOATS
 
 #: Element types of matrices, with gguf's name for a file of mostly such.
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import safetensors
 
@@ -39,6 +38,7 @@ from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
 from runtime.boundaries import GENERATION_CONFIG, boundaries
 from runtime.files import naming
+from runtime.tensorfile import FLOATS, TYPES
 from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
 
 CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -50,10 +50,8 @@ KEPT = (GENERATION_CONFIG, "tokenizer_config.json", "special_tokens_map.json")
 # Bytes of a tokenizer's file: GPT-2's and Llama 3's have 30 to 130 a token.
 _MOST_TOKENIZER, _MOST_A_TOKEN = 24 << 20, 160
 
-#: Element types by safetensors' names: those of parameters, and with those of masks.
-FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
-          "BF16": np.dtype(ml_dtypes.bfloat16)}
-NUMPY_TYPES = {**FLOATS, "U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_)}
+#: Element types by safetensors' names: those of parameters and of constants.
+FOLDER_TYPES = {name: TYPES[name] for name in (*FLOATS, "U8", "BOOL")}
 
 _MASK = re.compile(r"transformer\.h\.\d+\.attn\.bias")
 _SMALL_CONSTANT = {
@@ -202,7 +200,7 @@ def is_constant(name: str, theirs: str | None) -> bool:
 def _constant(found: _Found, name: str, config: ModelConfig) -> list[float] | None:
     """The values of a constant that says nothing new; None for a causal mask."""
     shape, size = found.shape(name), config.context
-    if found.dtype(name) not in NUMPY_TYPES:
+    if found.dtype(name) not in FOLDER_TYPES:
         raise EulerError(f"{found.folder}: {found.names[name]} has the type {found.dtype(name)}")
     if is_causal_mask(name):
         if shape != (1, 1, size, size) or not (

@@ -21,13 +21,11 @@ from runtime.files import replacing
 from runtime.hugging_face import (
     CONFIG,
     FURTHER_HEADS,
-    NUMPY_TYPES,
     TENSORS,
     TOKENIZER,
     canonical_name,
 )
-
-_NAMES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+from runtime.tensorfile import TYPE_NAMES, TYPES
 
 
 def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
@@ -65,7 +63,8 @@ def converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         result = np.asarray(array, dtype, order="C")
     if np.isinf(result).any() and not np.isinf(array).any():
-        raise EulerError(f"{name} has numbers that do not fit {_NAMES[dtype]}: take another type")
+        raise EulerError(f"{name} has numbers that do not fit {TYPE_NAMES[dtype]}: take another "
+                         "type")
     return result
 
 
@@ -77,7 +76,7 @@ def _model_tensors(config: ModelConfig, tensors: Mapping[str, np.ndarray],
     if config.tied_head:  # some files have the one matrix twice
         by_name[HEAD] = by_name[EMBEDDINGS[theirs]]
     if source is None:
-        types = {place.name: _NAMES[tensors[place.parameter].dtype] for place in places(config)}
+        types = {place.name: TYPE_NAMES[tensors[place.parameter].dtype] for place in places(config)}
         constants = {}
     else:
         types, constants = source["tensors"], source["constants"]
@@ -87,7 +86,7 @@ def _model_tensors(config: ModelConfig, tensors: Mapping[str, np.ndarray],
             yield name, _constant(config, constants[name], own_type)
         else:
             array = by_name[canonical].view(tensors)
-            yield name, converted(name, array, NUMPY_TYPES[dtype or own_type])
+            yield name, converted(name, array, TYPES[dtype or own_type])
 
 
 def _further_heads(config: ModelConfig, tensors: Mapping[str, np.ndarray],
@@ -96,26 +95,26 @@ def _further_heads(config: ModelConfig, tensors: Mapping[str, np.ndarray],
     types = source["further_heads"] if source else {}
     for place in further_heads(config):
         array = place.view(tensors)
-        own_type = types.get(place.name, _NAMES[array.dtype])
-        yield place.name, converted(place.name, array, NUMPY_TYPES[dtype or own_type])
+        own_type = types.get(place.name, TYPE_NAMES[array.dtype])
+        yield place.name, converted(place.name, array, TYPES[dtype or own_type])
 
 
 def _constant(config: ModelConfig, values: list[float] | None, dtype: str) -> np.ndarray:
     """A constant by its record: a causal mask, a number, or frequencies."""
     if values is None:
-        return np.tri(config.context, dtype=bool)[None, None].astype(NUMPY_TYPES[dtype])
-    array = np.array(values, NUMPY_TYPES[dtype])
+        return np.tri(config.context, dtype=bool)[None, None].astype(TYPES[dtype])
+    array = np.array(values, TYPES[dtype])
     return array.reshape(()) if len(values) == 1 else array
 
 
 def _common_type(arrays: Mapping[str, np.ndarray]) -> str:
-    return _NAMES[max((array.dtype for array in arrays.values()), key=lambda d: d.itemsize)]
+    return TYPE_NAMES[max((array.dtype for array in arrays.values()), key=lambda d: d.itemsize)]
 
 
 def _texts(config: ModelConfig, tokenizer_json: str, source: Mapping[str, Any] | None,
            dtype: str) -> dict[str, str]:
     """Contents of the folder's other files, by name."""
-    numpy_name = NUMPY_TYPES[dtype].name
+    numpy_name = TYPES[dtype].name
     if source is not None:
         document = dict(source["config"])
         for key in {"dtype", "torch_dtype"} & set(document):

@@ -20,14 +20,14 @@ from model.interchange import HEAD, architecture, places
 from model.json_values import field, is_number
 from runtime.checkpoint import Checkpoint
 from runtime.hugging_face import (
-    FLOATS,
+    FOLDER_TYPES,
     KEPT,
-    NUMPY_TYPES,
     canonical_name,
     is_causal_mask,
     is_constant,
     listed,
 )
+from runtime.tensorfile import FLOATS
 
 
 def source_record(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ def _check_config(source: Mapping[str, Any], config: ModelConfig) -> None:
 def _check_tensors(source: Mapping[str, Any], config: ModelConfig) -> None:
     theirs = architecture(config)
     types, constants = field(source, "tensors", dict), field(source, "constants", dict)
-    _check_types(types, NUMPY_TYPES)
+    _check_types(types, FOLDER_TYPES)
     _check_types(field(source, "further_heads", dict), FLOATS)
     wanted = {place.name for place in places(config)}
     optional = {HEAD} if config.tied_head else set()

@@ -30,7 +30,8 @@ import numpy as np
 from euler_ir.errors import EulerError, shown
 from runtime.files import decoded, read_error
 
-_TYPES = {
+#: Element types by safetensors' names, all and those of parameters.
+TYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -38,10 +39,11 @@ _TYPES = {
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "U32": np.dtype(np.uint32),
+    "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-FLOATS = frozenset(dtype for name, dtype in _TYPES.items() if "F" in name)
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+FLOATS = {name: TYPES[name] for name in ("F64", "F32", "F16", "BF16")}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 _MOST_AXES, _LONGEST_AXIS = 16, 1 << 48
 _BLOCK = 4096  # bytes; a file system writes, and loses, whole blocks
 
@@ -81,7 +83,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> FileRecord:
         array = tensors[name]
         begin, end = end, end + array.nbytes
         header[name] = {
-            "dtype": _NAMES[array.dtype],
+            "dtype": TYPE_NAMES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": [begin, end],
         }
@@ -119,7 +121,7 @@ def read_tensors(path: Path, record: FileRecord) -> dict[str, np.ndarray]:
                 raise EulerError(f"{path} is damaged: its header says of {shown(name)} "
                                  f"{shown(entry)}")
         crc = zlib.crc32(_block_sums(data), crc)
-        tensors[name] = data.view(_TYPES[kind]).reshape(shape)
+        tensors[name] = data.view(TYPES[kind]).reshape(shape)
     if crc != record.checksum:
         raise _damaged(path)
     return tensors
@@ -140,11 +142,11 @@ def _header(content: bytes) -> tuple[dict | None, int]:
 def _is_sound(kind: str, shape: list, begin: object, end: object, size: int) -> bool:
     """Whether a tensor of this type and shape lies at these offsets of so many bytes. (An axis of
     length 0 makes any other ones fit; numpy takes no longer ones than these.)"""
-    return (kind in _TYPES and len(shape) <= _MOST_AXES
+    return (kind in TYPES and len(shape) <= _MOST_AXES
             and all(type(n) is int and 0 <= n < _LONGEST_AXIS for n in shape)
             and math.prod(max(n, 1) for n in shape) < _LONGEST_AXIS
             and type(begin) is int and type(end) is int and 0 <= begin <= end <= size
-            and end - begin == math.prod(shape) * _TYPES[kind].itemsize)
+            and end - begin == math.prod(shape) * TYPES[kind].itemsize)
 
 
 def _block_sums(data: np.ndarray) -> bytes:
