@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from euler_ir.errors import EulerError
@@ -42,10 +44,21 @@ def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.
     with new_folder(Path(out)) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
-        # Readers refuse a file that does not say which framework's layouts it follows.
-        safetensors.numpy.save_file(arrays, folder / TENSORS, metadata={"format": "pt"})
+        _save(arrays, folder / TENSORS)
         if heads:
-            safetensors.numpy.save_file(heads, folder / FURTHER_HEADS, metadata={"format": "pt"})
+            _save(heads, folder / FURTHER_HEADS)
+
+
+def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file. Raises OSError."""
+    try:
+        # Readers refuse a file that does not say which framework's layouts it follows.
+        safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))  # all there is of the system's answer
+        if number is None:
+            raise
+        raise OSError(int(number[1]), str(error)) from error
 
 
 @contextlib.contextmanager

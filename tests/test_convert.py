@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,6 +273,25 @@ def test_the_command_imports_generates_and_exports(tmp_path, gpt2, capsys):
     assert run("--checkpoint", tmp_path / "run", "--to", tmp_path / "out") == 0
     assert run_command(train.main, ["--resume", str(tmp_path / "run")]) == 2
     assert "was imported: it has no run to go on with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+@pytest.mark.parametrize("size", [1000, 30_000])
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path, llama, capsys, form, size):
+    """A limit on the size of files stands in for it: of JSON files, and of tensors."""
+    import_folder(llama, tmp_path / "run")
+    capsys.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        code = run("--checkpoint", tmp_path / "run", "--to", tmp_path / "out", "--format", form)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    written = capsys.readouterr()
+    assert (code, written.out) == (2, "")
+    assert written.err.startswith(f"error: cannot write {tmp_path / 'out'} (")
+    assert written.err.endswith("): free some space or write elsewhere\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama", "run"]
 
 
 def test_flags_that_do_not_go_together(tmp_path, gpt2, capsys):
