@@ -20,7 +20,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from euler_ir.errors import EulerError
@@ -77,6 +77,12 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Say on stderr what there is to say besides the results, a line each."""
+    for note in notes:
+        print(one_line(note), file=sys.stderr)
 
 
 def _fail(message: str) -> int:

@@ -29,7 +29,7 @@ from model.config import ModelConfig
 from model.parameters import parameter_count
 from runtime.arguments import CHECKPOINT, refuse_together
 from runtime.checkpoint import Checkpoint, CheckpointWriter, load_model
-from runtime.cli import Parser, path, run_command
+from runtime.cli import Parser, path, print_notes, run_command
 from runtime.gguf_export import write_gguf
 from runtime.hugging_face import read_folder
 from runtime.hugging_face_export import write_folder
@@ -127,8 +127,7 @@ def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
 def _load(checkpoint_path: Path | str) -> tuple[Checkpoint, ModelConfig]:
     checkpoint, config = load_model(checkpoint_path)
     checkpoint.tokenizer(config)  # refuses one that does not go with the model
-    for note in checkpoint.notes:
-        print(note, file=sys.stderr)
+    print_notes(checkpoint.notes)
     return checkpoint, config
 
 

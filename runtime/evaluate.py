@@ -15,7 +15,7 @@ from types import ModuleType
 
 from euler_ir.errors import EulerError
 from runtime.arguments import add_backend, add_checkpoint, backend_of
-from runtime.cli import Parser, integer, path, run_command
+from runtime.cli import Parser, integer, path, print_notes, run_command
 from runtime.files import write_atomic
 from runtime.scoring import ROWS
 from runtime.trained import load_trained
@@ -51,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise EulerError(f"--out {arguments.out}: its directory does not exist")
     harness = _harness()
     trained = load_trained(arguments.checkpoint, backend)
-    for note in trained.notes:
-        print(note, file=sys.stderr)
+    print_notes(trained.notes)
     model = harness.EulerLM(trained, arguments.batch_size)
     results = harness.run_tasks(model, names, arguments.include_path, arguments.limit,
                                 arguments.num_fewshot)

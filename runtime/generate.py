@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from model.tokenizer import StreamDecoder
 from runtime.arguments import add_backend, add_checkpoint, add_seed, backend_of
-from runtime.cli import Parser, integer, run_command
+from runtime.cli import Parser, integer, print_notes, run_command
 from runtime.generation import Generator, cache_capacity
 from runtime.sampler import Sampler
 from runtime.trained import load_trained
@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Sampler(*settings)  # refuses bad settings before anything is read
     backend = backend_of(arguments)
     trained = load_trained(arguments.checkpoint, backend)
-    for note in trained.notes:
-        print(note, file=sys.stderr)
+    print_notes(trained.notes)
     tokenizer, sampler = trained.tokenizer, Sampler(*settings, ids=trained.token_ids)
     prompt = trained.encode(arguments.prompt)
     if arguments.prompt:

@@ -21,7 +21,16 @@ from runtime.arguments import (
     refuse_together,
 )
 from runtime.checkpoint import load_checkpoint, load_model
-from runtime.cli import INTERRUPTED, OK, Parser, integer, number, path, run_command
+from runtime.cli import (
+    INTERRUPTED,
+    OK,
+    Parser,
+    integer,
+    number,
+    path,
+    print_notes,
+    run_command,
+)
 from runtime.dump import Dump
 from runtime.generation import Generator
 from runtime.run_directory import claim_run_directory, new_run_directory, run_directory_of
@@ -112,8 +121,7 @@ def _begin(arguments, given: dict, backend, dump: Dump | None) -> Run:
         settings = Settings.for_preset(arguments.preset or DEFAULT_PRESET, **given)
         return Run(settings, backend, dump=dump)
     initial, config = load_model(arguments.init)
-    for note in initial.notes:
-        print(note, file=sys.stderr)
+    print_notes(initial.notes)
     settings = Settings.for_checkpoint(initial.path, config, initial.settings(), **given)
     return Run(settings, backend, dump=dump, initial=initial)
 
@@ -129,8 +137,7 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Pa
                              f"{settings.init}: start a new run with --init")
         print(f"{resumed} has no checkpoint yet: starting at step 0", file=sys.stderr)
     else:
-        for note in checkpoint.notes:
-            print(note, file=sys.stderr)
+        print_notes(checkpoint.notes)
         if "data" not in checkpoint.state:
             raise EulerError(f"{checkpoint.path} was imported: it has no run to go on with; begin "
                              "one with --init")
