@@ -34,12 +34,12 @@ from typing import Any
 
 import numpy as np
 
-from euler_ir.errors import EulerError, shown
+from euler_ir.errors import EulerError, error_context, shown
 from model.config import ModelConfig
 from model.json_values import check_keys, field, whole_number
 from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer
-from runtime.files import naming, read_error, write_error
+from runtime.files import read_error, write_error
 from runtime.tensorfile import (
     FLOATS,
     FileRecord,
@@ -51,6 +51,8 @@ from runtime.tensorfile import (
 
 FORMAT_VERSION = 1
 SYNC_SECONDS = 10.0
+#: How often a reader looks for the newest checkpoint while a run retires those that it has found.
+_LOOKS = 10
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 _TOKENIZER, _STATE = "tokenizer.json", "state.json"
@@ -71,15 +73,15 @@ class Checkpoint:
     tokenizer_json: str
     notes: list[str]
 
-    def naming(self) -> AbstractContextManager[None]:
-        """Says of user errors from inside that they are about the state."""
-        return naming(self.path / _STATE)
+    def error_context(self) -> AbstractContextManager[None]:
+        """Says of EulerErrors from inside that they are about the state."""
+        return error_context(self.path / _STATE)
 
     def model_config(self) -> ModelConfig:
         """The model's configuration; the tensors are those of such a model.
 
         Raises EulerError, naming the file, where they are not."""
-        with self.naming():
+        with self.error_context():
             config = ModelConfig.from_dict(field(self.state, "model", dict))
             check_layers(config, len(self.tensors))
         self.check_shapes({p.name: p.shape for p in parameters(config)})
@@ -87,7 +89,7 @@ class Checkpoint:
 
     def tokenizer(self, config: ModelConfig) -> Tokenizer:
         """The tokenizer; EulerError, naming the file, for one that does not go with the model."""
-        with naming(self.path / _TOKENIZER):
+        with error_context(self.path / _TOKENIZER):
             tokenizer = Tokenizer.from_json(self.tokenizer_json)
             if tokenizer.vocabulary_size > config.vocabulary:
                 raise EulerError(f"the tokenizer has ids up to {tokenizer.vocabulary_size - 1}, "
@@ -97,7 +99,7 @@ class Checkpoint:
     def settings(self) -> dict[str, Any]:
         """The settings of the run, among them at least `precision` and `context`; those of an
         import are no more."""
-        with self.naming():
+        with self.error_context():
             settings = field(self.state, "settings", dict)
             field(settings, "precision", str)
             whole_number(settings, "context", least=1)
@@ -245,11 +247,18 @@ def load_checkpoint(path: Path | str, *, with_moments: bool = True) -> Checkpoin
         return _load(path, with_moments, [])
     if not (path / "checkpoints").is_dir():
         if (path / "config.json").exists():
+            if any(path.glob("*.safetensors*")):
+                raise EulerError(f"{path} is a Hugging Face folder, no run: make one of it with "
+                                 f"python -m runtime.convert --from {path} --out RUN")
             return None
         raise EulerError(
             f"{path} is neither a run directory (no checkpoints/ in it) nor a checkpoint "
             f"(no {_STATE})"
         )
+    return _load_newest(path, with_moments, _LOOKS)
+
+
+def _load_newest(path: Path, with_moments: bool, looks: int) -> Checkpoint | None:
     notes: list[str] = []
     for candidate in reversed(_checkpoints(path / "checkpoints")):
         try:
@@ -257,6 +266,9 @@ def load_checkpoint(path: Path | str, *, with_moments: bool = True) -> Checkpoin
         except NewerFormatError:
             raise
         except EulerError as error:
+            # A run that goes on retires checkpoints for newer ones: no damage.
+            if looks > 1 and not candidate.exists():
+                return _load_newest(path, with_moments, looks - 1)
             notes.append(str(error))
     if notes:
         raise EulerError(f"{path} has no whole checkpoint: {notes[0]}")
@@ -281,7 +293,7 @@ class NewerFormatError(EulerError):
 
 def _load(path: Path, with_moments: bool, notes: list[str]) -> Checkpoint:
     document = _read_state(path / _STATE)
-    with naming(path / _STATE):
+    with error_context(path / _STATE):
         state = field(document, "state", dict)
         step = whole_number(state, "step")
         files = field(document, "files", dict)

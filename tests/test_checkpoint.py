@@ -1,6 +1,7 @@
 """Checkpoints: what comes back, what is kept, and that nothing half-written is ever taken."""
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -119,6 +120,10 @@ def test_what_is_no_run_and_no_checkpoint_is_an_error(tmp_path):
         load_checkpoint(tmp_path)
     with pytest.raises(EulerError, match="nowhere does not exist"):
         load_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(EulerError, match=f"Hugging Face folder, .* --from {tmp_path}"):
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +180,26 @@ def test_a_broken_file_is_named_and_the_checkpoint_before_it_is_taken(run, name,
     shutil.rmtree(run / "checkpoints" / "step-000010")
     with pytest.raises(EulerError, match="has no whole checkpoint: .*" + name):
         load_checkpoint(run)
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3])
+def test_a_run_that_goes_on_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, saves):
+    """Before each of the reader's first looks at tensors the run saves so many times."""
+    left = iter(range(1, 1 + 5 * saves))
+    read = runtime.checkpoint.read_tensors
+
+    def read_while_saving(*arguments):
+        for step in itertools.islice(left, saves):
+            save(writer, step)
+        return read(*arguments)
+
+    monkeypatch.setattr(runtime.checkpoint, "read_tensors", read_while_saving)
+    monkeypatch.setattr(runtime.checkpoint, "SYNC_SECONDS", 0.0)
+    with CheckpointWriter(tmp_path) as writer:
+        save(writer, 0)
+        loaded = load_checkpoint(tmp_path)
+    assert_is_step(loaded, loaded.step)
+    assert loaded.notes == []
 
 
 @pytest.mark.parametrize("name", FILES)
