@@ -47,17 +47,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not names:
         raise EulerError("--tasks names no task")
     backend = backend_of(arguments)
-    if arguments.out is not None and not Path(arguments.out).parent.is_dir():
-        raise EulerError(f"--out {arguments.out}: its directory does not exist")
+    out = arguments.out and Path(arguments.out)
+    if out and not out.parent.is_dir():
+        raise EulerError(f"--out {out}: its directory does not exist")
+    if out and out.exists() and not out.is_file():
+        raise EulerError(f"--out {out} is there and no file that results could replace")
     harness = _harness()
     trained = load_trained(arguments.checkpoint, backend)
     print_notes(trained.notes)
     model = harness.EulerLM(trained, arguments.batch_size)
     results = harness.run_tasks(model, names, arguments.include_path, arguments.limit,
                                 arguments.num_fewshot)
+    if out:  # before stdout, whose reader may be gone
+        write_atomic(out, f"{harness.as_json(results)}\n".encode())
     print(harness.tables(results))
-    if arguments.out is not None:
-        write_atomic(Path(arguments.out), f"{harness.as_json(results)}\n".encode())
 
 
 def _harness() -> ModuleType:

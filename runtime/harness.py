@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import traceback
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -180,14 +181,31 @@ def run_tasks(model: EulerLM, names: Sequence[str], include_path: Path | str | N
     """The harness's results for tasks, groups and tags by name or pattern.
 
     `include_path` is a folder of further tasks; `limit` takes the first so many documents of each
-    task. Raises EulerError for names that nothing has, and for tasks whose files or data are not to
-    be had."""
+    task. Raises EulerError for names that nothing has, for tasks whose files or data are not to be
+    had, and for what the harness cannot do with one."""
     tasks = _tasks(names, include_path)
-    # No seed for torch, of which the harness would otherwise import all.
-    return simple_evaluate(model, tasks=tasks.match_tasks(list(names)), task_manager=tasks,
-                           limit=limit, num_fewshot=num_fewshot, batch_size=model.batch_size,
-                           bootstrap_iters=bootstrap_iters, log_samples=False,
-                           torch_random_seed=None)
+    try:
+        # No seed for torch, of which the harness would otherwise import all.
+        return simple_evaluate(model, tasks=tasks.match_tasks(list(names)), task_manager=tasks,
+                               limit=limit, num_fewshot=num_fewshot, batch_size=model.batch_size,
+                               bootstrap_iters=bootstrap_iters, log_samples=False,
+                               torch_random_seed=None)
+    except (EulerError, OSError, MemoryError):
+        raise
+    except Exception as error:  # tasks are others' files and code; a bug of ours stays one
+        if _came_through_us(error):
+            raise
+        raise EulerError(f"the tasks {', '.join(names)} cannot be run: {_told(error)}") from error
+
+
+def _came_through_us(error: Exception) -> bool:
+    """Whether the harness called our code, which then failed."""
+    frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames.count(__name__) > 1  # the first is what called the harness
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -209,7 +227,7 @@ class _Tasks(TaskManager):
             return super().load(task_list)
         except Exception as error:  # tasks are others' files and code: anything can be wrong
             raise EulerError(f"the tasks {', '.join(map(str, task_list))} cannot be loaded: "
-                             f"{type(error).__name__}: {error}") from error
+                             f"{_told(error)}") from error
 
 
 def _tasks(names: Sequence[str], include_path: Path | str | None) -> _Tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from functools import cache
@@ -291,6 +292,40 @@ def test_tasks_that_cannot_be_are_told_in_one_line(libraries, gpt2, tmp_path, ca
     assert refused([*arguments, ", "], capsys) == "error: --tasks names no task"
 
 
+@pytest.mark.parametrize(("change", "more", "message"), [
+    ("doc_to_text: '{{1 // (right - 1)}}'", (), "ZeroDivisionError: integer division"),
+    ("", ("--num-fewshot", "50"), "ValueError: Sample larger than population"),
+])
+def test_tasks_that_cannot_be_run_are_told_in_one_line(libraries, gpt2, tmp_path, capsys, change,
+                                                       more, message):
+    folder = local_tasks(tmp_path)
+    with (folder / "multiple_choice.yaml").open("a") as file:
+        file.write(f"\n{change}\n")
+    line = refused(["--checkpoint", str(gpt2.run), "--include-path", str(folder), "--tasks",
+                    "multiple_choice", *more], capsys)
+    assert line.startswith(f"error: the tasks multiple_choice cannot be run: {message}")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(libraries, gpt2, no_survey, tmp_path, monkeypatch):
+    monkeypatch.setattr(libraries.harness.Scorer, "scores", lambda self, passages: 1 // 0)
+    ours = libraries.harness.EulerLM(gpt2.ours["reference"].trained)
+    with pytest.raises(ZeroDivisionError):
+        libraries.harness.run_tasks(ours, ["multiple_choice"], local_tasks(tmp_path))
+
+
+def test_results_are_written_before_a_reader_that_is_gone_shows(libraries, gpt2, no_survey,
+                                                                tmp_path, monkeypatch):
+    def gone(*arguments, **options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(evaluate, "print", gone, raising=False)
+    out = tmp_path / "results.json"
+    with pytest.raises(BrokenPipeError):
+        evaluate.main(["--checkpoint", str(gpt2.run), "--include-path", str(local_tasks(tmp_path)),
+                       "--tasks", "multiple_choice", "--limit", "2", "--out", str(out)])
+    assert "multiple_choice" in json.loads(out.read_text())["results"]
+
+
 def test_an_unknown_task_is_told_with_those_of_like_name(libraries, gpt2, tmp_path, monkeypatch,
                                                          capsys):
     """The harness's own tasks take half a minute to list: another folder stands for theirs."""
@@ -315,6 +350,10 @@ def test_paths_that_are_not_there(libraries, gpt2, tmp_path, capsys):
         f"error: --include-path {missing} is no directory")
     assert refused([*run, *tasks, "--out", f"{missing}/x.json"], capsys) == (
         f"error: --out {missing}/x.json: its directory does not exist")
+    os.mkfifo(tmp_path / "pipe")  # like /dev/null no file, and root can replace that too
+    for out in (tmp_path, tmp_path / "pipe"):
+        assert refused([*run, *tasks, "--out", str(out)], capsys) == (
+            f"error: --out {out} is there and no file that results could replace")
 
 
 def test_requests_that_cannot_be(libraries, gpt2):
