@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from euler_ir.errors import EulerError, shown
+from euler_ir.errors import EulerError, error_context, shown
 from model.config import MOST, MOST_POSITIONS, ModelConfig, RopeScaling
 from model.interchange import GPT2, LLAMA, architecture
 from model.json_values import is_positive_number
@@ -73,6 +73,11 @@ def read_config(document: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a `config.json`, with one prediction head.
 
     Raises EulerError naming the key whose value cannot be."""
+    with error_context("config.json"):
+        return _read_config(document)
+
+
+def _read_config(document: Mapping[str, Any]) -> ModelConfig:
     kind = _architecture_of(document)
     sizes = {ours: document.get(theirs, default)
              for ours, (theirs, default) in _SIZES[kind].items()}
@@ -83,7 +88,7 @@ def read_config(document: Mapping[str, Any]) -> ModelConfig:
         sizes["kv_heads"] = sizes["heads"]
         sizes["hidden"] = sizes["hidden"] or 4 * sizes["width"]
         if document.get("n_ctx", sizes["context"]) != sizes["context"]:
-            raise EulerError(f"config.json: n_ctx {shown(document['n_ctx'])} is not n_positions "
+            raise EulerError(f"n_ctx {shown(document['n_ctx'])} is not n_positions "
                              f"{sizes['context']}")
         return ModelConfig("gpt2", **sizes)
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
@@ -118,10 +123,10 @@ def _architecture_of(document: Mapping[str, Any]) -> str:
     if named is None and isinstance(model_type, str):
         named = [_MODEL_TYPES.get(model_type, model_type)]
     if not isinstance(named, list) or named not in ([GPT2], [LLAMA]):
-        raise EulerError(f"config.json: architectures {shown(named)} is not supported; it must be "
+        raise EulerError(f"architectures {shown(named)} is not supported; it must be "
                          f"[{GPT2!r}] or [{LLAMA!r}]")
     if model_type is not None and _MODEL_TYPES.get(str(model_type)) != named[0]:
-        raise EulerError(f"config.json: model_type {shown(model_type)} does not go with {named[0]}")
+        raise EulerError(f"model_type {shown(model_type)} does not go with {named[0]}")
     return named[0]
 
 
@@ -129,22 +134,22 @@ def _check_size(theirs: str, ours: str, value: object) -> None:
     """Raise EulerError unless the value of a key has its type and a sensible magnitude."""
     most = MOST_POSITIONS if ours == "context" else MOST
     if value is _MISSING:
-        raise EulerError(f"config.json has no {theirs}")
+        raise EulerError(f"{theirs} is missing")
     if ours == "norm_eps":
         _positive_number(theirs, value)
     elif ours == "tied_head":
         if type(value) is not bool:
-            raise EulerError(f"config.json: {theirs} must be true or false, got {shown(value)}")
+            raise EulerError(f"{theirs} must be true or false, got {shown(value)}")
     elif value is not None and not (type(value) is int and 1 <= value <= most):
-        raise EulerError(f"config.json: {theirs} must be a whole number from 1 to {most}, "
+        raise EulerError(f"{theirs} must be a whole number from 1 to {most}, "
                          f"got {shown(value)}")
     elif value is None and ours not in ("hidden", "kv_heads", "given_head_size"):
-        raise EulerError(f"config.json: {theirs} must be a whole number, got null")
+        raise EulerError(f"{theirs} must be a whole number, got null")
 
 
 def _positive_number(name: str, value: object) -> float:
     if not is_positive_number(value):
-        raise EulerError(f"config.json: {name} must be a positive number, got {shown(value)}")
+        raise EulerError(f"{name} must be a positive number, got {shown(value)}")
     return float(value)
 
 
@@ -154,10 +159,10 @@ def _refuse_others(document: Mapping[str, Any], kind: str) -> None:
     for key, value in document.items():
         if key in required:
             if value not in required[key]:
-                raise EulerError(f"config.json: {key} {shown(value)} is not supported; it must be "
+                raise EulerError(f"{key} {shown(value)} is not supported; it must be "
                                  f"{required[key][0]!r}")
         elif key not in known and value not in (None, False, {}, []):
-            raise EulerError(f"config.json: {shown(key)} {shown(value)} is not supported: it is "
+            raise EulerError(f"{shown(key)} {shown(value)} is not supported: it is "
                              f"unknown what it changes in {kind}")
 
 
@@ -171,15 +176,15 @@ def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None
         if options is None:
             continue
         if not isinstance(options, dict):
-            raise EulerError(f"config.json: {key} must be an object or null, got {shown(options)}")
+            raise EulerError(f"{key} must be an object or null, got {shown(options)}")
         scalings.append(_read_scaling(key, options))
         inner = options.get("rope_theta", base)
         if base is not None and inner != base:
-            raise EulerError(f"config.json: rope_theta is {shown(base)} and, in {key}, "
+            raise EulerError(f"rope_theta is {shown(base)} and, in {key}, "
                              f"{shown(inner)}")
         base = inner
     if len(set(scalings)) > 1:
-        raise EulerError("config.json: rope_scaling and rope_parameters do not say the same")
+        raise EulerError("rope_scaling and rope_parameters do not say the same")
     return (10000.0 if base is None else _positive_number("rope_theta", base),
             scalings[0] if scalings else None)
 
@@ -187,15 +192,15 @@ def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None
 def _read_scaling(key: str, options: Mapping[str, Any]) -> RopeScaling | None:
     kind = options.get("rope_type", options.get("type", "default"))
     if options.get("type", kind) != kind:
-        raise EulerError(f"config.json: {key} has the rope_type {shown(kind)} and the type "
+        raise EulerError(f"{key} has the rope_type {shown(kind)} and the type "
                          f"{shown(options['type'])}")
     if kind not in ("default", *_SCALINGS):
-        raise EulerError(f"config.json: {key} of type {shown(kind)} is not supported; it must be "
+        raise EulerError(f"{key} of type {shown(kind)} is not supported; it must be "
                          f"null, 'default' or one of {', '.join(map(repr, _SCALINGS))}")
     names = _SCALINGS.get(kind, {})
     for option in set(options) - {"rope_type", "type", "rope_theta", *names.values()}:
         if options[option] not in _REQUIRED[LLAMA].get(option, (None,)):
-            raise EulerError(f"config.json: {key} option {shown(option)} = "
+            raise EulerError(f"{key} option {shown(option)} = "
                              f"{shown(options[option])} is not supported")
     if kind == "default":
         return None
@@ -205,13 +210,11 @@ def _read_scaling(key: str, options: Mapping[str, Any]) -> RopeScaling | None:
         if ours == "original_context":
             _check_size(f"{key} {theirs}", "context", values[ours])
         elif values[ours] is _MISSING:
-            raise EulerError(f"config.json: {key} has no {theirs}")
+            raise EulerError(f"{key} has no {theirs}")
         else:
             values[ours] = _positive_number(f"{key} option {theirs}", values[ours])
-    try:
+    with error_context(key):
         return RopeScaling(kind, **values)
-    except EulerError as error:
-        raise EulerError(f"config.json: {key}: {error}") from error
 
 
 def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:

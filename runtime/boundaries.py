@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from euler_ir.errors import EulerError, shown
+from euler_ir.errors import EulerError, error_context, shown
 from model.json_values import parse_object
 from model.tokenizer import END_OF_DOCUMENT, Vocabulary
-from runtime.files import naming
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -51,7 +50,7 @@ def _imported(source: Mapping[str, Any] | None, key: str) -> tuple[int, ...]:
         return ()
     documents = {"config.json": source["config"]}
     if GENERATION_CONFIG in source["files"]:
-        with naming(GENERATION_CONFIG):
+        with error_context(GENERATION_CONFIG):
             generation = parse_object(source["files"][GENERATION_CONFIG])
         documents = {GENERATION_CONFIG: generation, **documents}
     for name, document in documents.items():

@@ -42,15 +42,6 @@ def decoded(content: bytes, path: Path | str) -> str:
 
 
 @contextlib.contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """Put the path in front of user errors from inside: of what is wrong with what it holds."""
-    try:
-        yield
-    except EulerError as error:
-        raise EulerError(f"{path}: {error}") from error
-
-
-@contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """The path of a file, or of a folder, to make beside the target. It takes the target's place
     when all went well; on failure it is removed and the target stays as it was.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from euler_ir.errors import EulerError, shown
+from euler_ir.errors import EulerError, error_context, shown
 from model.config import ModelConfig
 from model.hugging_face_config import read_config
 from model.interchange import (
@@ -37,7 +37,6 @@ from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
 from runtime.boundaries import GENERATION_CONFIG, boundaries
-from runtime.files import naming
 from runtime.tensorfile import FLOATS, TYPES
 from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
 
@@ -79,7 +78,7 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     if not folder.is_dir():
         raise EulerError(f"{folder} is no directory of a model")
     document = read_json(folder, CONFIG)
-    with naming(folder):
+    with error_context(folder):
         config = read_config(document)
         theirs = architecture(config)
     with contextlib.ExitStack() as opened:
@@ -90,7 +89,7 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
             file = opened.enter_context(open_tensors(folder, FURTHER_HEADS))
             heads = _Found(folder, None, [file])
             config = _with_heads(config, heads)
-        with naming(folder / CONFIG):
+        with error_context(folder / CONFIG):
             check_layers(config, len(found.slices))
         source = _check(config, found, heads)
         tokenizer_json, vocabulary = _read_tokenizer(folder, tokenizer, config)
@@ -98,7 +97,7 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     source |= {"architecture": theirs, "config": document,
                "files": {name: read_text(folder, name)
                          for name in KEPT if os.path.lexists(folder / name)}}
-    with naming(folder):
+    with error_context(folder):
         boundaries(vocabulary, source)  # refuses what is no id
     return Imported(config, tensors, tokenizer_json, source)
 

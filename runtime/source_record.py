@@ -36,7 +36,7 @@ def source_record(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]
     Raises EulerError naming the file and the key that is not as an import makes it."""
     if checkpoint.state.get("source") is None:
         return None
-    with checkpoint.naming():
+    with checkpoint.error_context():
         source = field(checkpoint.state, "source", dict)
         _check_config(source, config)
         _check_tensors(source, config)

@@ -142,7 +142,7 @@ def _resume(arguments, given: dict, backend, dump: Dump | None) -> tuple[Run, Pa
             raise EulerError(f"{checkpoint.path} was imported: it has no run to go on with; begin "
                              "one with --init")
         values = checkpoint.settings()
-        with checkpoint.naming():
+        with checkpoint.error_context():
             settings = Settings.from_dict(values)
         directory = run_directory_of(checkpoint.path)
         print(f"resuming after step {checkpoint.step}", file=sys.stderr)

@@ -55,7 +55,7 @@ def load_trained(path: Path | str, backend: Backend) -> Trained:
     Raises EulerError when there is none, or it is not whole."""
     checkpoint, config = load_model(path)
     settings = checkpoint.settings()
-    with checkpoint.naming():
+    with checkpoint.error_context():
         dtype = precision(settings["precision"])
     model = Model(config, backend, dtype)
     model.load(checkpoint.tensors)

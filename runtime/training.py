@@ -22,7 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from backends.backend import Backend
-from euler_ir.errors import EulerError
+from euler_ir.errors import EulerError, error_context
 from model.config import preset
 from model.json_values import field, parse_object, whole_number
 from model.parameters import parameter_count
@@ -40,7 +40,7 @@ from runtime.data import (
 )
 from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
-from runtime.files import decoded, naming, read_error, write_atomic
+from runtime.files import decoded, read_error, write_atomic
 from runtime.metrics import MetricsWriter, plot_losses
 from runtime.settings import Settings
 from runtime.source_record import source_of_trained, source_record
@@ -158,7 +158,7 @@ class Run:
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.check_moments(self.trainer.moment_shapes)
         self.model.load(checkpoint.tensors)
-        with checkpoint.naming():
+        with checkpoint.error_context():
             self.batches.restore(field(checkpoint.state, "data", dict))
             skipped = whole_number(checkpoint.state, "skipped_in_a_row")
             self.trainer.load(checkpoint.moments, whole_number(checkpoint.state, "t"))
@@ -273,5 +273,5 @@ def read_settings(directory: Path) -> Settings:
     except OSError as error:
         raise read_error(error, path) from error
     text = decoded(content, path)
-    with naming(path):
+    with error_context(path):
         return Settings.from_dict(field(parse_object(text), "settings", dict))

@@ -16,9 +16,9 @@ from typing import Any
 
 import safetensors
 
-from euler_ir.errors import EulerError, cut
+from euler_ir.errors import EulerError, cut, error_context
 from model.json_values import parse_object
-from runtime.files import decoded, naming, read_error
+from runtime.files import decoded, read_error
 
 # Bytes. The largest known are a tenth of these.
 MOST_JSON, MOST_HEADER = 1 << 20, 1 << 20
@@ -83,5 +83,5 @@ def read_text(folder: Path, name: str, most: int = MOST_JSON) -> str:
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file; EulerError where there is none."""
     text = read_text(folder, name)
-    with naming(folder / name):
+    with error_context(folder / name):
         return parse_object(text)

@@ -132,7 +132,7 @@ def without(key):
     ({"rope_type": "default", "factor": 2.0}, "option 'factor' = 2.0 is not supported"),
     (without("factor"), "rope_scaling has no factor"),
     (without("high_freq_factor"), "rope_scaling has no high_freq_factor"),
-    (without("original_max_position_embeddings"), "no rope_scaling original_max_position_embed"),
+    (without("original_max_position_embeddings"), "original_max_position_embeddings is missing"),
     ({**LLAMA3, "original_max_position_embeddings": 8.5}, "must be a whole number from 1"),
     ({**LLAMA3, "factor": "8"}, "option factor must be a positive number, got '8'"),
     ({**LLAMA3, "factor": 0.25}, "config.json: rope_scaling: .* from 1 on, got 0.25"),
