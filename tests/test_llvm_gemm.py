@@ -8,7 +8,8 @@ from llvmlite import ir
 
 from backends.llvm import emit as e
 from backends.llvm.blocking import plan_gemm
-from backends.llvm.gemm import Epilogue, gemm
+from backends.llvm.epilogue import Epilogue, EpilogueContext
+from backends.llvm.gemm import gemm
 from backends.llvm.target import Target
 from euler_ir.types import F32, F64, TensorType
 from runtime.testing import check_close
@@ -176,11 +177,17 @@ def test_nan_and_infinity_reach_what_they_should(m, trans):
     assert np.isfinite(np.delete(c[0, :, :36], 2, axis=0)).all()
 
 
+def element(b: ir.IRBuilder, context: EpilogueContext, operand: int, index: ir.Value) -> ir.Value:
+    """The address of an element of an epilogue's operand."""
+    return e.address(b, context.operands[operand], index, context.vector.element)
+
+
 def bias_and_residual(n: int) -> Epilogue:
     def emit(b, context, value, row, col):
-        value = b.fadd(value, context.load(b, 0, col))
         index = b.add(b.mul(row, e.constant(n)), col)
-        return b.fadd(value, context.load(b, 1, index))
+        for pointer in (element(b, context, 0, col), element(b, context, 1, index)):
+            value = b.fadd(value, e.load_lanes(b, pointer, context.vector, context.mask))
+        return value
 
     return Epilogue(f"bias+residual[{n}]", 2, emit, elementwise=(1,))
 
@@ -210,7 +217,8 @@ def test_epilogue_with_bias_and_residual(dtype, m, n, k):
 
 def test_epilogue_reads_one_number_a_row():
     def emit(b, context, value, row, col):
-        return b.fmul(value, context.broadcast(b, 0, row))
+        number = e.load(b, element(b, context, 0, row), context.vector.element)
+        return b.fmul(value, e.splat(b, number, context.vector.count))
 
     a, b = operands(np.random.default_rng(3), F32, 1, 9, 21, 8, False, True)
     scale = np.arange(9, dtype=np.float32)

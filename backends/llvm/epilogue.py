@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from backends.llvm import emit as e
-from backends.llvm.emit import address
 from backends.llvm.target import Target
 
 __all__ = ["Epilogue", "EpilogueContext", "store_result"]
@@ -25,16 +24,6 @@ class EpilogueContext:
     operands: tuple[ir.Value, ...]
     vector: ir.VectorType
     mask: ir.Constant | None
-
-    def load(self, b: ir.IRBuilder, operand: int, index: ir.Value) -> ir.Value:
-        """The vector that starts at element `index` of an operand (of C's dtype)."""
-        pointer = address(b, self.operands[operand], index, self.vector.element)
-        return e.load_lanes(b, pointer, self.vector, self.mask)
-
-    def broadcast(self, b: ir.IRBuilder, operand: int, index: ir.Value) -> ir.Value:
-        """Element `index` of an operand, in every lane."""
-        pointer = address(b, self.operands[operand], index, self.vector.element)
-        return e.splat(b, e.load(b, pointer, self.vector.element), self.vector.count)
 
 
 @dataclass(frozen=True)

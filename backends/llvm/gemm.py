@@ -8,14 +8,14 @@ into chunks `gemm_chunks.py` adds up their results.
 from llvmlite import ir
 
 from backends.llvm.blocking import plan_gemm
-from backends.llvm.epilogue import Epilogue, EpilogueContext
+from backends.llvm.epilogue import Epilogue
 from backends.llvm.gemm_chunks import emit_sum, sum_tiles
 from backends.llvm.gemm_emitter import GemmEmitter
 from backends.llvm.kernel import KernelSource, Phase
 from backends.llvm.target import Target
 from euler_ir.types import DType
 
-__all__ = ["Epilogue", "EpilogueContext", "gemm"]
+__all__ = ["gemm"]
 
 
 def gemm(

@@ -13,7 +13,8 @@ from backends.llvm import scalar_emitter as se
 from backends.llvm.access import Access, RowProgram
 from backends.llvm.chain import Part, Temporary, aligned, chain
 from backends.llvm.emit import constant
-from backends.llvm.gemm import Epilogue, EpilogueContext, gemm
+from backends.llvm.epilogue import Epilogue, EpilogueContext
+from backends.llvm.gemm import gemm
 from backends.llvm.kernel import KernelSource
 from backends.llvm.lowering import lowers
 from backends.llvm.row import row_kernel
