@@ -16,7 +16,8 @@ from euler_ir.types import TensorType
 class Buffer(Protocol):
     """Memory of a backend that holds a tensor from run to run, zeros at first.
 
-    The host reads and writes its leading part of any shape up to the whole: all but the padding."""
+    The host reads and writes its leading part of any shape up to the whole: all but the padding.
+    For another shape both raise EulerError."""
 
     type: TensorType
 

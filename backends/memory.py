@@ -36,20 +36,23 @@ class HostBuffer:
         self._array = typed_view(self.bytes, 0, type)
 
     def read(self, shape: Sequence[int] | None = None) -> np.ndarray:
-        view = self._array[_leading(self.type.shape if shape is None else shape)]
+        view = self._array[self._leading(self.type.shape if shape is None else shape)]
         view.flags.writeable = False
         return view
 
     def write(self, array: np.ndarray) -> None:
-        self._array[_leading(array.shape)] = array
+        self._array[self._leading(array.shape)] = array
 
     def clear(self) -> None:
         self.bytes.fill(0)
 
-
-def _leading(shape: Sequence[int]) -> tuple:
-    """The index of a tensor's leading part of a shape."""
-    return *map(slice, shape), ...
+    def _leading(self, shape: Sequence[int]) -> tuple:
+        """The index of the leading part of a shape. (numpy would take fewer axes for all of the
+        rest, and broadcast.)"""
+        own = self.type.shape
+        if len(shape) != len(own) or any(n > most for n, most in zip(shape, own, strict=True)):
+            raise EulerError(f"a buffer of {self.type} has no leading part of shape {list(shape)}")
+        return *map(slice, shape), ...
 
 
 class HostMemory:

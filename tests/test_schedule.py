@@ -356,6 +356,11 @@ def test_buffers_hold_what_is_written(name):
     assert not buffer.read().any()
     with pytest.raises(ValueError, match="read-only"):
         buffer.read()[0, 0, 0] = 1
+    for shape in ((3, 4), (2, 3, 4, 1), (2, 4, 4), ()):
+        for access in (buffer.read, lambda shape: buffer.write(np.ones(shape))):
+            with pytest.raises(EulerError, match=r"f32\[2,3,4\] has no leading part of shape \["):
+                access(shape)
+    assert not buffer.read().any()
     number = poisoned(name).allocate(TensorType(I32, ()))
     number.write(np.array(7))
     assert number.read().shape == () and number.read() == 7
