@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from backends.llvm import emit as e
-from backends.llvm.target import Target
 
 __all__ = ["Epilogue", "EpilogueContext", "store_result"]
 
@@ -20,7 +19,6 @@ class EpilogueContext:
     switches on the lanes left of C's right edge.
     """
 
-    target: Target
     operands: tuple[ir.Value, ...]
     vector: ir.VectorType
     mask: ir.Constant | None
@@ -46,7 +44,6 @@ class Epilogue:
 
 def store_result(
     b: ir.IRBuilder,
-    target: Target,
     epilogue: Epilogue | None,
     operands: tuple[ir.Value, ...],
     value: ir.Value,
@@ -57,6 +54,6 @@ def store_result(
 ) -> None:
     """Store a vector of finished sums that stands at (row, col) of C, through the epilogue."""
     if epilogue:
-        context = EpilogueContext(target, operands, value.type, mask)
+        context = EpilogueContext(operands, value.type, mask)
         value = epilogue.emit(b, context, value, row, col)
     e.store_lanes(b, value, pointer, mask)

@@ -62,9 +62,9 @@ def gemm(
     elementwise = epilogue.elementwise if epilogue and whole else ()
 
     def emit(module: ir.Module, symbols: tuple[str, ...]) -> None:
-        GemmEmitter(target, plan, epilogue, module, symbols[0]).emit_kernel()
+        GemmEmitter(plan, epilogue, module, symbols[0]).emit_kernel()
         if plan.chunks > 1:
-            emit_sum(target, plan, epilogue, module, symbols[1])
+            emit_sum(plan, epilogue, module, symbols[1])
 
     return KernelSource(
         key=full_key,

@@ -13,7 +13,6 @@ from backends.llvm.blocking import Plan
 from backends.llvm.emit import address, constant
 from backends.llvm.epilogue import Epilogue, store_result
 from backends.llvm.folding import combine_pairs
-from backends.llvm.target import Target
 
 __all__ = ["emit_sum", "sum_tiles"]
 
@@ -21,9 +20,7 @@ __all__ = ["emit_sum", "sum_tiles"]
 _TILES, _NUMBERS = 16, 2048
 
 
-def emit_sum(
-    target: Target, plan: Plan, epilogue: Epilogue | None, module: ir.Module, symbol: str
-) -> None:
+def emit_sum(plan: Plan, epilogue: Epilogue | None, module: ir.Module, symbol: str) -> None:
     """The phase's function; its args are those of the whole kernel."""
     b, args, tile, _ = e.kernel(module, symbol)
     operand_count = epilogue.operand_count if epilogue else 0
@@ -42,7 +39,7 @@ def emit_sum(
             parts.append(e.load(b, address(b, workspace, own, vector.element), vector))
         value = combine_pairs(b, "sum", parts, plan.dtype)
         pointer = address(b, c, b.add(b.mul(row, constant(plan.n)), col), vector.element)
-        store_result(b, target, epilogue, operands, value, pointer, row, col, mask)
+        store_result(b, epilogue, operands, value, pointer, row, col, mask)
 
     rest = plan.n % vector.count
     with e.loop(b, e.minimum(b, constant(rows), left), 1) as (r, _):

@@ -40,7 +40,6 @@ from backends.llvm.emit import I64, POINTER, address, constant
 from backends.llvm.epilogue import Epilogue, store_result
 from backends.llvm.microkernel import Tile, emit_dot, emit_outer
 from backends.llvm.packing import emit_copy_panels, emit_transpose_panel
-from backends.llvm.target import Target
 
 __all__ = ["GemmEmitter"]
 
@@ -69,15 +68,8 @@ class _Place:
 class GemmEmitter:
     """Emits the function of a matmul's first phase, and the functions that it calls."""
 
-    def __init__(
-        self,
-        target: Target,
-        plan: Plan,
-        epilogue: Epilogue | None,
-        module: ir.Module,
-        symbol: str,
-    ):
-        self.target, self.plan, self.epilogue = target, plan, epilogue
+    def __init__(self, plan: Plan, epilogue: Epilogue | None, module: ir.Module, symbol: str):
+        self.plan, self.epilogue = plan, epilogue
         self.module, self.symbol = module, symbol
         self.operands = epilogue.operand_count if epilogue else 0
         self.vector = se.value_type(plan.dtype, plan.tile.lanes)
@@ -308,9 +300,7 @@ class GemmEmitter:
                 before = e.load_lanes(b, pointer, self.vector, mask)
                 value = b.select(first, value, b.fadd(before, value))
             epilogue = self.epilogue if last else None
-            store_result(
-                b, self.target, epilogue, operands, value, pointer, row, b.add(col, offset), mask
-            )
+            store_result(b, epilogue, operands, value, pointer, row, b.add(col, offset), mask)
 
     # The functions that the kernel calls, each defined when first asked for.
 
