@@ -40,6 +40,7 @@ from model.json_values import check_keys, field, whole_number
 from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer
 from runtime.files import read_error, write_error
+from runtime.run_directory import CHECKPOINTS, CONFIG
 from runtime.tensorfile import (
     FLOATS,
     FileRecord,
@@ -140,7 +141,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, run_dir: Path | str, *, step: int = 0, keep: int = 2):
-        self._directory = Path(run_dir) / "checkpoints"
+        self._directory = Path(run_dir) / CHECKPOINTS
         self._work = self._directory / ".writing"
         self._keep = keep
         self._last: Path | None = None
@@ -245,8 +246,8 @@ def load_checkpoint(path: Path | str, *, with_moments: bool = True) -> Checkpoin
         raise EulerError(f"checkpoint {path} does not exist or is no directory")
     if (path / _STATE).exists() or _STEP_NAME.fullmatch(path.name):
         return _load(path, with_moments, [])
-    if not (path / "checkpoints").is_dir():
-        if (path / "config.json").exists():
+    if not (path / CHECKPOINTS).is_dir():
+        if (path / CONFIG).exists():
             if any(path.glob("*.safetensors*")):
                 raise EulerError(f"{path} is a Hugging Face folder, no run: make one of it with "
                                  f"python -m runtime.convert --from {path} --out RUN")
@@ -260,7 +261,7 @@ def load_checkpoint(path: Path | str, *, with_moments: bool = True) -> Checkpoin
 
 def _load_newest(path: Path, with_moments: bool, looks: int) -> Checkpoint | None:
     notes: list[str] = []
-    for candidate in reversed(_checkpoints(path / "checkpoints")):
+    for candidate in reversed(_checkpoints(path / CHECKPOINTS)):
         try:
             return _load(candidate, with_moments, notes)
         except NewerFormatError:

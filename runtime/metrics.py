@@ -17,8 +17,8 @@ import numpy as np
 
 from model.json_values import LARGEST, is_number
 from runtime.files import read_error, write_atomic, write_error
+from runtime.run_directory import METRICS, PICTURE
 
-FILE_NAME = "metrics.jsonl"
 _REACH = 25  # steps on both sides that the smoothed curve takes the mean of
 
 
@@ -27,7 +27,7 @@ class MetricsWriter:
     which the steps to come will write again, and a last line that a kill cut short."""
 
     def __init__(self, run_dir: Path | str, *, step: int = 0):
-        self._path = Path(run_dir) / FILE_NAME
+        self._path = Path(run_dir) / METRICS
         if self._path.exists():
             _drop_after(self._path, step)
         try:
@@ -75,7 +75,7 @@ def _drop_after(path: Path, step: int) -> None:
 
 def read_metrics(run_dir: Path | str) -> list[dict]:
     """The lines of a run's metrics, without any that a kill cut short."""
-    content = _read(Path(run_dir) / FILE_NAME)
+    content = _read(Path(run_dir) / METRICS)
     return [parsed for line in content.splitlines() if (parsed := _parse(line))]
 
 
@@ -141,7 +141,7 @@ def plot_losses(run_dir: Path | str) -> Path | None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    return _save(figure, Path(run_dir) / "loss.png")
+    return _save(figure, Path(run_dir) / PICTURE)
 
 
 def _save(figure, path: Path) -> Path:

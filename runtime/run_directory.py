@@ -9,8 +9,9 @@ from pathlib import Path
 from euler_ir.errors import EulerError
 from runtime.files import write_error
 
+#: Names of what a run directory holds.
+CONFIG, METRICS, CHECKPOINTS, PICTURE = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
 _DATE = re.compile(r"^\d{4}-\d\d-\d\d-")
-_CONTENTS = ("config.json", "metrics.jsonl", "checkpoints")
 
 
 def new_run_directory(run: str, root: Path | str = "runs") -> Path:
@@ -33,7 +34,7 @@ def new_run_directory(run: str, root: Path | str = "runs") -> Path:
 def run_name(checkpoint: Path) -> str:
     """The name, less its date, of the run that a checkpoint lies in; of one that lies in none, its
     own."""
-    in_run = checkpoint.parent.name == "checkpoints"
+    in_run = checkpoint.parent.name == CHECKPOINTS
     return _DATE.sub("", (checkpoint.parent.parent if in_run else checkpoint).name)
 
 
@@ -41,7 +42,7 @@ def run_directory_of(checkpoint: Path) -> Path:
     """The run that a checkpoint lies in, whatever directory its path is relative to. Raises
     EulerError for a checkpoint that was moved out of its run: there is no run to go on with."""
     checkpoints = checkpoint.resolve().parent
-    if checkpoints.name != "checkpoints":
+    if checkpoints.name != CHECKPOINTS:
         raise EulerError(f"{checkpoint} lies in no run directory: put it into the checkpoints/ of "
                          "one to go on with it")
     return checkpoints.parent
@@ -57,7 +58,7 @@ def claim_run_directory(path: Path | str) -> Path:
         raise EulerError(f"{path} is a file, not a directory to put a run in") from None
     except OSError as error:
         raise write_error(error, path) from error
-    for name in _CONTENTS:
+    for name in (CONFIG, METRICS, CHECKPOINTS):
         if _holds_something(path / name):
             raise EulerError(
                 f"{path} holds a run already ({name}): resume that one, or name another directory"

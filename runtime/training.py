@@ -42,10 +42,10 @@ from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
 from runtime.files import decoded, read_error, write_atomic
 from runtime.metrics import MetricsWriter, plot_losses
+from runtime.run_directory import CONFIG
 from runtime.settings import Settings
 from runtime.source_record import source_of_trained, source_record
 
-CONFIG_NAME = "config.json"
 #: So many updates left out in a row mean that the run has diverged.
 _SKIPPED_IN_A_ROW = 20
 
@@ -174,7 +174,7 @@ class Run:
             # Only now that the directory is this run's alone.
             if self._saves_its_beginning:
                 self._save(writer)
-            write_atomic(directory / CONFIG_NAME, self._config_json())
+            write_atomic(directory / CONFIG, self._config_json())
             gc.freeze()  # what is alive now stays; collections need not look at it again
             while progress.step < settings.steps and not stop.requested:
                 self._step(metrics, bar)
@@ -265,11 +265,11 @@ class Run:
 
 def read_settings(directory: Path) -> Settings:
     """The settings a run directory was started with."""
-    path = directory / CONFIG_NAME
+    path = directory / CONFIG
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise EulerError(f"{directory} is no run directory: it has no {CONFIG_NAME}") from None
+        raise EulerError(f"{directory} is no run directory: it has no {CONFIG}") from None
     except OSError as error:
         raise read_error(error, path) from error
     text = decoded(content, path)
