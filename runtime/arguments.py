@@ -14,7 +14,7 @@ from backends.backend import Backend, create
 from euler_ir.errors import EulerError
 from model.config import PRESETS, ModelConfig, preset
 from runtime.cli import integer, path
-from runtime.engine import PRECISIONS, precision
+from runtime.settings import PRECISIONS, precision
 
 DEFAULT_PRESET = "nano-1m"
 #: What an argument that names a checkpoint takes, for its help text.

@@ -28,8 +28,8 @@ from runtime.arguments import (
 )
 from runtime.cli import Parser, integer, run_command
 from runtime.clock import seconds_since_start
-from runtime.engine import precision
 from runtime.roofline import Row, kernel_rows, measure_limits, merged, table
+from runtime.settings import precision
 from runtime.workloads import MODES, Case, planned_bytes
 
 _WARM_UP = 3

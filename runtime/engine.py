@@ -16,7 +16,7 @@ import numpy as np
 from backends.backend import Backend, Buffer
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function
-from euler_ir.types import F32, F64, I32, DType, TensorType
+from euler_ir.types import F32, I32, DType, TensorType
 from model.config import ModelConfig
 from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
@@ -25,16 +25,6 @@ from model.transformer import layer_segments, rotary_tables
 from runtime.batches import MicroBatch, StepBatch, ValidationSet
 from runtime.dump import Dump
 from runtime.execute import compile_function, to_buffers
-
-#: What `--precision` takes, and the type a run then computes in.
-PRECISIONS = {"f32": F32, "f64": F64}
-
-
-def precision(name: str) -> DType:
-    """The type of a precision by its name; EulerError for one no backend has."""
-    if name not in PRECISIONS:
-        raise EulerError(f"precision {name!r} is not available: use {' or '.join(PRECISIONS)}")
-    return PRECISIONS[name]
 
 
 class Model:

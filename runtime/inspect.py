@@ -39,11 +39,11 @@ from runtime.arguments import (
 )
 from runtime.cli import Parser, path, run_command
 from runtime.dump import Dump
-from runtime.engine import precision
 from runtime.execute import plan_function
 from runtime.generation import CHUNK
 from runtime.plan_text import describe, size_text
 from runtime.roofline import label
+from runtime.settings import precision
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from euler_ir.errors import EulerError, shown
+from euler_ir.types import F32, F64, DType
 from model.config import ModelConfig, preset
 from model.json_values import LARGEST, check_keys, is_positive_number
 from model.optimizer import AdamWConfig, LearningRate
@@ -48,10 +49,22 @@ RECIPES = {
     "gpt2-774m": Recipe(batch_size=1, steps=5000, lr=2.5e-4, warmup=200),
     "gpt2-1558m": Recipe(batch_size=1, steps=5000, lr=2e-4, warmup=200),
 }
+
+#: What `--precision` takes, and the type a run then computes in.
+PRECISIONS = {"f32": F32, "f64": F64}
+
 _FINE_TUNING_SHARE = 10
 #: The longest rows that a run takes from a checkpoint: models that reach further are rarely trained
 #: that far, and memory grows with it.
 _FINE_TUNING_CONTEXT = 1024
+
+
+def precision(name: str) -> DType:
+    """The type of a precision by its name; EulerError for one no backend has."""
+    if name not in PRECISIONS:
+        raise EulerError(f"precision {shown(name)} is not available: use "
+                         f"{' or '.join(PRECISIONS)}")
+    return PRECISIONS[name]
 
 
 def fine_tuning_recipe(config: ModelConfig) -> Recipe:

@@ -12,7 +12,8 @@ from euler_ir.errors import EulerError
 from model.tokenizer import Tokenizer
 from runtime.boundaries import Boundaries, boundaries
 from runtime.checkpoint import load_model
-from runtime.engine import Model, precision
+from runtime.engine import Model
+from runtime.settings import precision
 from runtime.source_record import source_record
 
 

@@ -39,11 +39,11 @@ from runtime.data import (
     load_text,
 )
 from runtime.dump import Dump
-from runtime.engine import Evaluator, Model, StepResult, Trainer, precision
+from runtime.engine import Evaluator, Model, StepResult, Trainer
 from runtime.files import decoded, read_error, write_atomic
 from runtime.metrics import MetricsWriter, plot_losses
 from runtime.run_directory import CONFIG
-from runtime.settings import Settings
+from runtime.settings import Settings, precision
 from runtime.source_record import source_of_trained, source_record
 
 #: So many updates left out in a row mean that the run has diverged.
