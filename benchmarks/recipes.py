@@ -18,8 +18,8 @@ from model.config import preset
 from model.optimizer import AdamWConfig, LearningRate
 from model.parameters import Parameter
 from model.tokenizer import train_tokenizer
-from runtime.batches import BatchStream, ValidationSet
-from runtime.data import DEFAULT_TEXT, TokenStream, byte_lengths, encode, load_text
+from runtime.data.batches import BatchStream, ValidationSet
+from runtime.data.streams import DEFAULT_TEXT, TokenStream, byte_lengths, encode, load_text
 from runtime.engine import Evaluator, Model, Trainer
 
 CONFIG = preset("nano-1m")

@@ -27,10 +27,10 @@ from runtime.arguments import (
     model_of,
 )
 from runtime.cli import Parser, integer, run_command
-from runtime.clock import seconds_since_start
-from runtime.roofline import Row, kernel_rows, measure_limits, merged, table
+from runtime.profiling.clock import seconds_since_start
+from runtime.profiling.roofline import Row, kernel_rows, measure_limits, merged, table
+from runtime.profiling.workloads import MODES, Case, planned_bytes
 from runtime.settings import precision
-from runtime.workloads import MODES, Case, planned_bytes
 
 _WARM_UP = 3
 

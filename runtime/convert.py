@@ -28,13 +28,13 @@ from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.parameters import parameter_count
 from runtime.arguments import CHECKPOINT, refuse_together
-from runtime.checkpoint import Checkpoint, CheckpointWriter, load_model
 from runtime.cli import Parser, path, print_notes, run_command
-from runtime.gguf_export import write_gguf
-from runtime.hugging_face import read_folder
-from runtime.hugging_face_export import write_folder
-from runtime.run_directory import claim_run_directory
-from runtime.source_record import source_record
+from runtime.exchange.gguf_export import write_gguf
+from runtime.exchange.hugging_face_export import write_folder
+from runtime.exchange.hugging_face_import import read_folder
+from runtime.exchange.source_record import source_record
+from runtime.storage.checkpoint import Checkpoint, CheckpointWriter, load_model
+from runtime.storage.run_directory import claim_run_directory
 
 _DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 

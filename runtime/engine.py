@@ -22,9 +22,9 @@ from model.objective import evaluation_function, training_step
 from model.optimizer import AdamWConfig
 from model.parameters import parameters
 from model.transformer import layer_segments, rotary_tables
-from runtime.batches import MicroBatch, StepBatch, ValidationSet
-from runtime.dump import Dump
-from runtime.execute import compile_function, to_buffers
+from runtime.compiler.driver import compile_function, to_buffers
+from runtime.compiler.dump import Dump
+from runtime.data.batches import MicroBatch, StepBatch, ValidationSet
 
 
 class Model:

@@ -16,9 +16,9 @@ from types import ModuleType
 from euler_ir.errors import EulerError
 from runtime.arguments import add_backend, add_checkpoint, backend_of
 from runtime.cli import Parser, integer, path, print_notes, run_command
-from runtime.files import write_atomic
-from runtime.scoring import ROWS
-from runtime.trained import load_trained
+from runtime.evaluation.scoring import ROWS
+from runtime.inference.trained import load_trained
+from runtime.storage.files import write_atomic
 
 
 def parser() -> Parser:
@@ -65,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _harness() -> ModuleType:
     try:
-        import runtime.harness
+        import runtime.evaluation.lm_eval_model
     except ImportError as error:
         if (error.name or "").split(".")[0] != "lm_eval":
             raise
         raise EulerError("evaluation needs lm-evaluation-harness: pip install -e '.[eval]' in "
                          "the project's folder") from None
-    return runtime.harness
+    return runtime.evaluation.lm_eval_model
 
 
 if __name__ == "__main__":

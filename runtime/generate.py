@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from model.tokenizer import StreamDecoder
 from runtime.arguments import add_backend, add_checkpoint, add_seed, backend_of
 from runtime.cli import Parser, integer, print_notes, run_command
-from runtime.generation import Generator, cache_capacity
-from runtime.sampler import Sampler
-from runtime.trained import load_trained
+from runtime.inference.generation import Generator, cache_capacity
+from runtime.inference.sampler import Sampler
+from runtime.inference.trained import load_trained
 
 
 def parser() -> Parser:

@@ -35,10 +35,10 @@ from model.config import ModelConfig, preset, shrink
 from model.objective import gradient_function, loss_function
 from model.parameters import parameter_count, parameters
 from runtime.arguments import add_backend, add_preset, add_seed, backend_of
-from runtime.batches import inverse_counts
 from runtime.cli import Parser, run_command
+from runtime.compiler.driver import compile_function
+from runtime.data.batches import inverse_counts
 from runtime.engine import Model
-from runtime.execute import compile_function
 
 #: The largest error of a tensor's gradient that passes.
 BAR = 1e-7

@@ -38,11 +38,11 @@ from runtime.arguments import (
     refuse_together,
 )
 from runtime.cli import Parser, path, run_command
-from runtime.dump import Dump
-from runtime.execute import plan_function
-from runtime.generation import CHUNK
-from runtime.plan_text import describe, size_text
-from runtime.roofline import label
+from runtime.compiler.driver import plan_function
+from runtime.compiler.dump import Dump
+from runtime.compiler.plan_text import describe, size_text
+from runtime.inference.generation import CHUNK
+from runtime.profiling.roofline import label
 from runtime.settings import precision
 
 

@@ -17,7 +17,7 @@ from model.config import ModelConfig, preset
 from model.json_values import LARGEST, check_keys, is_positive_number
 from model.optimizer import AdamWConfig, LearningRate
 from model.parameters import parameter_count
-from runtime.run_directory import run_name
+from runtime.storage.run_directory import run_name
 
 
 @dataclass(frozen=True)

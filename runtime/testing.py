@@ -29,7 +29,7 @@ from euler_ir.op import Op, Pointwise, result_types
 from euler_ir.text import parse_function, print_function
 from euler_ir.types import F32, F64, DType, TensorType
 from euler_ir.verify import verify
-from runtime.execute import run_function
+from runtime.compiler.driver import run_function
 
 #: Units in the last place, of a result's largest element, that any kernel may be off.
 FLOOR = 4

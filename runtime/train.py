@@ -20,7 +20,6 @@ from runtime.arguments import (
     backend_of,
     refuse_together,
 )
-from runtime.checkpoint import load_checkpoint, load_model
 from runtime.cli import (
     INTERRUPTED,
     OK,
@@ -31,11 +30,12 @@ from runtime.cli import (
     print_notes,
     run_command,
 )
-from runtime.dump import Dump
-from runtime.generation import Generator
-from runtime.run_directory import claim_run_directory, new_run_directory, run_directory_of
-from runtime.sampler import Sampler
+from runtime.compiler.dump import Dump
+from runtime.inference.generation import Generator
+from runtime.inference.sampler import Sampler
 from runtime.settings import Settings
+from runtime.storage.checkpoint import load_checkpoint, load_model
+from runtime.storage.run_directory import claim_run_directory, new_run_directory, run_directory_of
 from runtime.training import Run, read_settings
 
 _SAMPLE_TOKENS = 200

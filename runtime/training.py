@@ -27,9 +27,9 @@ from model.config import preset
 from model.json_values import field, parse_object, whole_number
 from model.parameters import parameter_count
 from model.tokenizer import Tokenizer, train_tokenizer
-from runtime.batches import BatchStream, ValidationSet
-from runtime.checkpoint import Checkpoint, CheckpointWriter
-from runtime.data import (
+from runtime.compiler.dump import Dump
+from runtime.data.batches import BatchStream, ValidationSet
+from runtime.data.streams import (
     DEFAULT_TEXT,
     TokenStream,
     byte_lengths,
@@ -38,13 +38,13 @@ from runtime.data import (
     load_stream,
     load_text,
 )
-from runtime.dump import Dump
 from runtime.engine import Evaluator, Model, StepResult, Trainer
-from runtime.files import decoded, read_error, write_atomic
-from runtime.metrics import MetricsWriter, plot_losses
-from runtime.run_directory import CONFIG
+from runtime.exchange.source_record import source_of_trained, source_record
 from runtime.settings import Settings, precision
-from runtime.source_record import source_of_trained, source_record
+from runtime.storage.checkpoint import Checkpoint, CheckpointWriter
+from runtime.storage.files import decoded, read_error, write_atomic
+from runtime.storage.metrics import MetricsWriter, plot_losses
+from runtime.storage.run_directory import CONFIG
 
 #: So many updates left out in a row mean that the run has diverged.
 _SKIPPED_IN_A_ROW = 20

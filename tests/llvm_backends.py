@@ -11,7 +11,7 @@ from backends.llvm.compiler import Compiler
 from euler_ir.builder import Builder
 from euler_ir.graph import Function
 from euler_ir.types import BOOL
-from runtime.execute import link_function
+from runtime.compiler.driver import link_function
 from tests.llvm_runner import TARGETS
 
 

@@ -18,7 +18,7 @@ from model.transformer import (
     token_positions,
     weight_inputs,
 )
-from runtime.batches import MicroBatch, StepBatch
+from runtime.data.batches import MicroBatch, StepBatch
 
 
 def micro_batch(config: ModelConfig, rows: int, time: int, seed: int,

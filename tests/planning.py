@@ -14,9 +14,9 @@ from euler_ir.graph import Function
 from euler_ir.ops import Add, Concat, Relu, Slice, Transpose
 from euler_ir.plan import Plan
 from euler_ir.types import F32
-from runtime.check_plan import check_plan
-from runtime.execute import link_function
-from runtime.schedule import schedule
+from runtime.compiler.check_plan import check_plan
+from runtime.compiler.driver import link_function
+from runtime.compiler.schedule import schedule
 from tests.random_functions import random_inputs
 from tests.runners import backend
 

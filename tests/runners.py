@@ -8,7 +8,7 @@ import pytest
 
 from backends.backend import Backend, create
 from euler_ir import interpreter
-from runtime.execute import run_function
+from runtime.compiler.driver import run_function
 
 #: Backends held against the interpreter.
 BACKENDS = ["reference", "llvm"]

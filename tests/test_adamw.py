@@ -9,7 +9,7 @@ from backends.backend import create
 from euler_ir.builder import Builder
 from euler_ir.ops import AdamW
 from euler_ir.types import F32, F64, I32
-from runtime.execute import compile_function, to_buffers
+from runtime.compiler.driver import compile_function, to_buffers
 
 SHAPES, DECAY = {"a": (33, 7), "b": (65,)}, {"a": 0.1, "b": 0.0}
 

@@ -18,6 +18,10 @@ ALLOWED = {
                 "lm_eval", "tqdm", "matplotlib"},
 }
 
+#: The rooms of runtime/: each may import from those before it. The commands come last.
+RUNTIME_ROOMS = ("storage", "data", "compiler", "exchange", "settings", "engine", "inference",
+                 "training", "evaluation", "profiling", "cli", "arguments")
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -63,6 +67,15 @@ def test_imports_go_one_way(name):
     allowed = ALLOWED[package] | {package} | sys.stdlib_module_names
     for target in imported(ast.walk(MODULES[name])):
         assert target.split(".")[0] in allowed, f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("runtime.")])
+def test_rooms_of_the_runtime_import_one_way(name):
+    room = name.split(".")[1]
+    before = RUNTIME_ROOMS[:RUNTIME_ROOMS.index(room)] if room in RUNTIME_ROOMS else RUNTIME_ROOMS
+    for target in imported(ast.walk(MODULES[name])):
+        if target.startswith("runtime."):
+            assert target.split(".")[1] in {*before, room}, f"{name} imports {target}"
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -17,10 +17,10 @@ from model.config import PRESETS
 from model.parameters import flops_per_token
 from runtime import bench
 from runtime.cli import run_command
-from runtime.clock import seconds_since_start
-from runtime.costs import Cost, cost
-from runtime.roofline import Limits, Row, label, merged
-from runtime.workloads import MODES
+from runtime.profiling.clock import seconds_since_start
+from runtime.profiling.costs import Cost, cost
+from runtime.profiling.roofline import Limits, Row, label, merged
+from runtime.profiling.workloads import MODES
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--preset", "nano-1m", "--batch-size", "2", "--context", "8", "--steps", "2"]
@@ -102,7 +102,7 @@ def test_the_command_as_a_process():
 
 def test_the_age_of_the_process_includes_what_came_before_python_code():
     script = ("import time; start = time.perf_counter(); time.sleep(0.3)\n"
-              "from runtime.clock import seconds_since_start as age\n"
+              "from runtime.profiling.clock import seconds_since_start as age\n"
               "print(age() - (time.perf_counter() - start))")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert 0 <= float(done.stdout) < 30  # starting Python and nothing else

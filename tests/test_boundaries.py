@@ -12,13 +12,13 @@ from model.config import ModelConfig
 from model.parameters import parameters
 from model.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer
 from runtime import generate
-from runtime.boundaries import Boundaries, boundaries
-from runtime.checkpoint import CheckpointWriter
 from runtime.cli import run_command
 from runtime.convert import export_folder, export_gguf, import_folder
-from runtime.generation import END_OF_TEXT, Generator
-from runtime.sampler import Sampler
-from runtime.trained import load_trained
+from runtime.exchange.boundaries import Boundaries, boundaries
+from runtime.inference.generation import END_OF_TEXT, Generator
+from runtime.inference.sampler import Sampler
+from runtime.inference.trained import load_trained
+from runtime.storage.checkpoint import CheckpointWriter
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

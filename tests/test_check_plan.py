@@ -12,7 +12,7 @@ from backends.reference.backend import ReferenceBackend
 from euler_ir import interpreter
 from euler_ir.graph import Value
 from euler_ir.plan import ALIGNMENT, Block, Place, Plan
-from runtime.check_plan import PlanError, check_plan
+from runtime.compiler.check_plan import PlanError, check_plan
 from tests.planning import crosswise, example, plan_of
 from tests.random_functions import random_function, random_inputs
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import runtime.checkpoint
+import runtime.storage.checkpoint
 from euler_ir.errors import EulerError
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
-from runtime.tensorfile import FileRecord, read_tensors, read_text, write_tensors
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.tensorfile import FileRecord, read_tensors, read_text, write_tensors
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = '{"vocab": "é"}'
@@ -186,15 +186,15 @@ def test_a_broken_file_is_named_and_the_checkpoint_before_it_is_taken(run, name,
 def test_a_run_that_goes_on_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, saves):
     """Before each of the reader's first looks at tensors the run saves so many times."""
     left = iter(range(1, 1 + 5 * saves))
-    read = runtime.checkpoint.read_tensors
+    read = runtime.storage.checkpoint.read_tensors
 
     def read_while_saving(*arguments):
         for step in itertools.islice(left, saves):
             save(writer, step)
         return read(*arguments)
 
-    monkeypatch.setattr(runtime.checkpoint, "read_tensors", read_while_saving)
-    monkeypatch.setattr(runtime.checkpoint, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(runtime.storage.checkpoint, "read_tensors", read_while_saving)
+    monkeypatch.setattr(runtime.storage.checkpoint, "SYNC_SECONDS", 0.0)
     with CheckpointWriter(tmp_path) as writer:
         save(writer, 0)
         loaded = load_checkpoint(tmp_path)
@@ -292,7 +292,7 @@ def test_what_is_no_file_of_a_checkpoint_is_refused(tmp_path):
 
 
 def test_the_newest_two_and_the_last_one_forced_to_disk_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime.checkpoint, "SYNC_SECONDS", 1e9)
+    monkeypatch.setattr(runtime.storage.checkpoint, "SYNC_SECONDS", 1e9)
     with CheckpointWriter(tmp_path) as writer:
         for step in range(10, 70, 10):
             save(writer, step)  # the first save is always forced
@@ -305,7 +305,7 @@ def test_the_newest_two_and_the_last_one_forced_to_disk_are_kept(tmp_path, monke
 
 def test_a_reused_directory_holds_only_the_new_checkpoint(tmp_path, monkeypatch):
     """Shrinking and growing tensors through the same files."""
-    monkeypatch.setattr(runtime.checkpoint, "SYNC_SECONDS", 0)
+    monkeypatch.setattr(runtime.storage.checkpoint, "SYNC_SECONDS", 0)
     with CheckpointWriter(tmp_path, keep=1) as writer:
         for step, size in enumerate([500, 3, 2000, 1, 40, 700], start=1):
             tensors, moments, state = contents(step, size)
@@ -346,7 +346,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
 def test_a_full_disk_names_the_path_and_leaves_the_old_checkpoint(run, monkeypatch, code, refused):
     """The `refused`-th write of the save fails."""
     calls = 0
-    write = runtime.tensorfile._write
+    write = runtime.storage.tensorfile._write
 
     def failing(file, data):
         nonlocal calls
@@ -357,7 +357,7 @@ def test_a_full_disk_names_the_path_and_leaves_the_old_checkpoint(run, monkeypat
 
     with CheckpointWriter(run, step=20) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(runtime.tensorfile, "_write", failing)
+            patch.setattr(runtime.storage.tensorfile, "_write", failing)
             with pytest.raises(EulerError, match="step-000030.*free some space") as caught:
                 save(writer, 30)
         assert "\n" not in str(caught.value)
@@ -369,7 +369,7 @@ def test_a_full_disk_names_the_path_and_leaves_the_old_checkpoint(run, monkeypat
 def test_a_file_size_limit_ends_in_the_same_error(run):
     script = (
         "import resource, numpy as np\n"
-        "from runtime.checkpoint import CheckpointWriter\n"
+        "from runtime.storage.checkpoint import CheckpointWriter\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         f"writer = CheckpointWriter({str(run)!r}, step=20)\n"
         "writer.save({'w': np.zeros(100_000)}, {}, {'step': 30}, '')\n"
@@ -387,7 +387,7 @@ def test_ctrl_c_during_a_save_leaves_nothing_half_written(run, monkeypatch):
         raise KeyboardInterrupt
 
     with CheckpointWriter(run, step=20) as writer, monkeypatch.context() as patch:
-        patch.setattr(runtime.tensorfile, "_write", interrupted)
+        patch.setattr(runtime.storage.tensorfile, "_write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(writer, 30)
     assert steps(run) == [10, 20] and leftovers(run) == []
@@ -397,7 +397,7 @@ LIVES = """
 import os, random, signal, sys, time
 import numpy as np
 sys.path[:0] = ["tests"]
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
 from test_checkpoint import TOKENIZER, contents, leftovers, steps
 from pathlib import Path
 

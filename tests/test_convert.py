@@ -16,11 +16,11 @@ from model.config import ModelConfig
 from model.parameters import parameters
 from model.tokenizer import Tokenizer
 from runtime import convert, generate, train
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
+from runtime.compiler.driver import compile_function
 from runtime.convert import export_folder, import_folder
-from runtime.execute import compile_function
-from runtime.trained import load_trained
+from runtime.inference.trained import load_trained
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

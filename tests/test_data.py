@@ -8,8 +8,9 @@ import pytest
 
 from euler_ir.errors import EulerError
 from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
-from runtime.batches import BatchStream, ValidationSet, Windows, shuffled
-from runtime.data import (
+from runtime.data.batches import BatchStream, ValidationSet, Windows, shuffled
+from runtime.data.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
+from runtime.data.streams import (
     DEFAULT_TEXT,
     Document,
     TokenStream,
@@ -18,7 +19,6 @@ from runtime.data import (
     load_stream,
     load_text,
 )
-from runtime.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
 
 
 class ByteTokenizer:

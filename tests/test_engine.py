@@ -16,9 +16,9 @@ from model.objective import loss_function
 from model.optimizer import AdamWConfig
 from model.parameters import parameters
 from model.transformer import rotary_tables
-from runtime.batches import MicroBatch
+from runtime.compiler.driver import compile_function
+from runtime.data.batches import MicroBatch
 from runtime.engine import Evaluator, Model, Trainer
-from runtime.execute import compile_function
 from tests.models import contents, micro_batch, step_batch
 
 TINY = shrink(PRESETS["nano-1m"])
@@ -128,8 +128,8 @@ def test_decay_acts_on_matrices_once_and_on_nothing_else(backend):
 
 
 def test_evaluation_does_not_depend_on_the_batch_size(backend):
-    from runtime.batches import ValidationSet
-    from runtime.data import Document, TokenStream
+    from runtime.data.batches import ValidationSet
+    from runtime.data.streams import Document, TokenStream
     tokens = np.random.default_rng(0).integers(0, TINY.vocabulary, 60).astype(np.int32)
     stream = TokenStream([Document("x", tokens)], TINY.vocabulary)
     model = Model(TINY, backend, F64)

@@ -10,8 +10,8 @@ from euler_ir.errors import EulerError
 from model.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer
 from runtime import evaluate
 from runtime.cli import run_command
-from runtime.harness_requests import generation_request
-from runtime.stop_strings import text_until
+from runtime.evaluation.generation_request import generation_request
+from runtime.evaluation.stop_strings import text_until
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_requests_that_cannot_be(arguments, message):
 
 
 def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "runtime.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "runtime.evaluation.lm_eval_model", raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert run_command(evaluate.main, ["--checkpoint", "none", "--tasks", "x"]) == 2
     assert capsys.readouterr() == (

@@ -16,13 +16,13 @@ from model.config import PRESETS, ModelConfig, preset
 from model.parameters import parameter_count, parameters
 from model.tokenizer import Tokenizer
 from runtime import generate, train
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
 from runtime.convert import export_folder, export_gguf, import_folder
 from runtime.engine import Trainer
-from runtime.hugging_face import read_folder
-from runtime.metrics import read_metrics
+from runtime.exchange.hugging_face_import import read_folder
 from runtime.settings import RECIPES, Settings, fine_tuning_recipe
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.metrics import read_metrics
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

@@ -14,12 +14,12 @@ from model.config import ModelConfig
 from model.parameters import parameters
 from model.tokenizer import train_tokenizer
 from runtime import convert, generate, train
-from runtime.batches import BatchStream
-from runtime.checkpoint import CheckpointWriter
 from runtime.cli import run_command
 from runtime.convert import import_folder
-from runtime.data import load_stream
+from runtime.data.batches import BatchStream
+from runtime.data.streams import load_stream
 from runtime.settings import Settings
+from runtime.storage.checkpoint import CheckpointWriter
 from tests.hugging_face import GPT2_CONFIG, gpt2_tensors, small_tokenizer, write_model
 
 TEXT = "What's in a name? That which we call a rose by any other name would smell as sweet. " * 5

@@ -17,14 +17,15 @@ from euler_ir.errors import EulerError
 from euler_ir.types import F32, F64
 from model.config import PRESETS, shrink
 from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
-from runtime import generate, generation
-from runtime.checkpoint import CheckpointWriter
+from runtime import generate
 from runtime.cli import run_command
 from runtime.engine import Model
-from runtime.generation import CONTEXT_FULL, END_OF_TEXT, MAX_TOKENS, Generator
 from runtime.gradcheck import well_conditioned_weights
-from runtime.sampler import Sampler
-from runtime.trained import load_trained
+from runtime.inference import generation
+from runtime.inference.generation import CONTEXT_FULL, END_OF_TEXT, MAX_TOKENS, Generator
+from runtime.inference.sampler import Sampler
+from runtime.inference.trained import load_trained
+from runtime.storage.checkpoint import CheckpointWriter
 from tests.models import contents, logits_function
 from tests.runners import BACKENDS, backend
 

@@ -16,19 +16,19 @@ from model.objective import loss_function
 from model.optimizer import AdamWConfig
 from model.parameters import flops_per_token, parameter_count, parameters
 from runtime import train
-from runtime.batches import MicroBatch
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
+from runtime.compiler.driver import compile_function
+from runtime.data.batches import MicroBatch
 from runtime.engine import Model, Trainer
-from runtime.execute import compile_function
-from runtime.generation import Generator
 from runtime.gradcheck import (
     central_difference,
     check_gradients,
     objective_at,
     well_conditioned_weights,
 )
+from runtime.inference.generation import Generator
 from runtime.settings import RECIPES, Settings
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
 from tests.models import contents, logits_function, micro_batch, step_batch
 from tests.runners import BACKENDS, backend
 

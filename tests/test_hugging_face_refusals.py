@@ -13,7 +13,7 @@ import pytest
 
 from euler_ir.errors import EulerError
 from runtime.convert import import_folder
-from runtime.hugging_face import read_folder
+from runtime.exchange.hugging_face_import import read_folder
 from tests.hugging_face import (
     GPT2_CONFIG,
     gpt2_tensors,

@@ -15,7 +15,7 @@ from model.optimizer import AdamWConfig
 from model.parameters import parameters
 from runtime import inspect
 from runtime.cli import run_command
-from runtime.dump import Dump
+from runtime.compiler.dump import Dump
 from runtime.inspect import compile_stages
 from tests.runners import backend
 

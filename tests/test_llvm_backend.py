@@ -10,7 +10,7 @@ from euler_ir.builder import Builder
 from euler_ir.errors import EulerError
 from euler_ir.op import Composite
 from euler_ir.types import BF16, F32, F64, I32
-from runtime.execute import compile_function, link_function, to_buffers
+from runtime.compiler.driver import compile_function, link_function, to_buffers
 from tests.llvm_backends import apply, backend, run_with_threads, sample
 
 

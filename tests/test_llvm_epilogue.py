@@ -9,7 +9,7 @@ from euler_ir import interpreter
 from euler_ir.builder import Builder
 from euler_ir.passes.pipeline import optimize
 from euler_ir.types import BF16, F32, F64, TensorType
-from runtime.execute import run_function
+from runtime.compiler.driver import run_function
 from runtime.testing import check_close
 from tests.runners import backend
 

@@ -12,7 +12,7 @@ from backends.llvm.target import Target
 from euler_ir import scalar
 from euler_ir.op import Pointwise
 from euler_ir.types import F32, F64
-from runtime.execute import run_function
+from runtime.compiler.driver import run_function
 from tests.llvm_backends import apply, backend
 
 #: Units in the last place, as stated; the range where the function is not flat.

@@ -8,7 +8,7 @@ import pytest
 from euler_ir import interpreter, ops
 from euler_ir.builder import Builder
 from euler_ir.types import BF16, BOOL, F16, F32, F64, I32, I64, U32
-from runtime.execute import compile_function, link_function, to_buffers
+from runtime.compiler.driver import compile_function, link_function, to_buffers
 from runtime.testing import check_close
 from tests.llvm_backends import apply, backend, run_with_threads, sample
 

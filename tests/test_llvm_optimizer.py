@@ -6,7 +6,7 @@ import pytest
 from euler_ir import interpreter, ops
 from euler_ir.builder import Builder
 from euler_ir.types import BF16, F32, F64, I32
-from runtime.execute import link_function, to_buffers
+from runtime.compiler.driver import link_function, to_buffers
 from runtime.testing import check_close
 from tests.llvm_backends import backend, run_with_threads
 

@@ -14,7 +14,7 @@ from euler_ir.op import REGISTRY
 from euler_ir.passes.extract import fused_node
 from euler_ir.passes.pipeline import optimize
 from euler_ir.types import BF16, BOOL, F16, F32, F64, I32, I64, U32
-from runtime.execute import link_function
+from runtime.compiler.driver import link_function
 from runtime.testing import check_close
 from tests import llvm_runner
 from tests.llvm_backends import apply, backend, run_with_threads, sample

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from euler_ir.errors import EulerError
-from runtime.metrics import MetricsWriter, plot_losses, read_metrics, smooth
-from runtime.run_directory import claim_run_directory, new_run_directory
+from runtime.storage.metrics import MetricsWriter, plot_losses, read_metrics, smooth
+from runtime.storage.run_directory import claim_run_directory, new_run_directory
 
 
 def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):

@@ -13,7 +13,7 @@ from euler_ir.builder import Builder
 from euler_ir.op import Composite, Pointwise, Row
 from euler_ir.ops import AdamW
 from euler_ir.types import F32, I32
-from runtime.execute import compile_function, to_buffers
+from runtime.compiler.driver import compile_function, to_buffers
 from runtime.testing import check_op
 
 

@@ -16,10 +16,10 @@ from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
 from runtime import evaluate
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
 from runtime.convert import export_folder
-from runtime.trained import load_trained
+from runtime.inference.trained import load_trained
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
 from tests.runners import BACKENDS, backend
 from tests.test_convert import NANO, trained_run
 
@@ -51,7 +51,7 @@ def libraries():
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
 
-        from runtime import harness
+        from runtime.evaluation import lm_eval_model as harness
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield SimpleNamespace(transformers=transformers, harness=harness, HFLM=HFLM,

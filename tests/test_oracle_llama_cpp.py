@@ -26,13 +26,13 @@ from model.parameters import parameters
 from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
 from runtime import convert, generate, train
 from runtime.cli import run_command
+from runtime.compiler.driver import compile_function
 from runtime.convert import export_gguf, import_folder
-from runtime.data import DEFAULT_TEXT
+from runtime.data.streams import DEFAULT_TEXT
 from runtime.engine import Model
-from runtime.execute import compile_function
-from runtime.generation import Generator
-from runtime.gguf_export import write_gguf
-from runtime.sampler import Sampler
+from runtime.exchange.gguf_export import write_gguf
+from runtime.inference.generation import Generator
+from runtime.inference.sampler import Sampler
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

@@ -27,8 +27,8 @@ from model.parameters import parameters
 from model.tokenizer import END_OF_DOCUMENT, Tokenizer, Vocabulary
 from model.tokenizer.pretokenizer import GPT2, LLAMA3, piece_lists
 from model.tokenizer.trainer import learn_merges
-from runtime.data import DEFAULT_TEXT
-from runtime.gguf_export import write_gguf
+from runtime.data.streams import DEFAULT_TEXT
+from runtime.exchange.gguf_export import write_gguf
 
 pytestmark = [pytest.mark.oracle, pytest.mark.llama_cpp]
 

@@ -11,9 +11,9 @@ from euler_ir.types import F32, F64, DType
 from model.config import ModelConfig
 from model.optimizer import AdamWConfig, LearningRate
 from model.parameters import parameters
-from runtime.batches import StepBatch
+from runtime.compiler.driver import compile_function
+from runtime.data.batches import StepBatch
 from runtime.engine import Model, Trainer
-from runtime.execute import compile_function
 from tests.models import logits_function, micro_batch, step_batch
 from tests.runners import backend
 

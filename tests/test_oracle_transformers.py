@@ -11,11 +11,11 @@ import pytest
 
 from model.config import ModelConfig, RopeScaling
 from model.tokenizer import Tokenizer
+from runtime.compiler.driver import compile_function
 from runtime.convert import export_folder, import_folder
-from runtime.execute import compile_function
-from runtime.generation import END_OF_TEXT, Generator
-from runtime.sampler import Sampler
-from runtime.trained import load_trained
+from runtime.inference.generation import END_OF_TEXT, Generator
+from runtime.inference.sampler import Sampler
+from runtime.inference.trained import load_trained
 from tests.hugging_face import VOCABULARY, small_tokenizer
 from tests.models import logits_function
 from tests.runners import backend

@@ -10,7 +10,7 @@ from backends.backend import Backend
 from euler_ir import interpreter
 from euler_ir.graph import Function
 from euler_ir.verify import verify
-from runtime.execute import compile_function, link_function, to_buffers
+from runtime.compiler.driver import compile_function, link_function, to_buffers
 from tests.models import contents
 from tests.planning import assert_same, plan_of, poisoned
 from tests.random_functions import random_function, random_inputs

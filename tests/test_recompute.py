@@ -13,8 +13,8 @@ from model.config import PRESETS, shrink
 from model.objective import training_step
 from model.optimizer import AdamWConfig
 from model.transformer import layer_segments
+from runtime.compiler.driver import plan_function
 from runtime.engine import Model, Trainer
-from runtime.execute import plan_function
 from tests.models import contents, micro_batch, step_batch
 
 COMPOSITES = {"attention", "attention_backward"}

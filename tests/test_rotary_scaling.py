@@ -12,9 +12,9 @@ from euler_ir.errors import EulerError
 from model.config import PRESETS, ModelConfig, RopeScaling
 from model.hugging_face_config import read_config, write_config
 from model.transformer import rotary_frequencies
+from runtime.compiler.driver import compile_function
 from runtime.convert import export_folder, export_gguf, import_folder
-from runtime.execute import compile_function
-from runtime.trained import load_trained
+from runtime.inference.trained import load_trained
 from tests.hugging_face import (
     LLAMA_CONFIG,
     VOCABULARY,

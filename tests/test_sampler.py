@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from euler_ir.errors import EulerError
-from runtime.sampler import Sampler
+from runtime.inference.sampler import Sampler
 
 VOCABULARY = 4096
 LOGITS = np.random.default_rng(1).normal(0, 3, VOCABULARY).astype(np.float32)

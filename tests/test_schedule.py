@@ -20,8 +20,8 @@ from euler_ir.types import F32, F64, I32, TensorType
 from model.config import PRESETS
 from model.objective import training_step
 from model.optimizer import AdamWConfig
-from runtime.execute import link_function, to_buffers
-from runtime.plan_text import describe
+from runtime.compiler.driver import link_function, to_buffers
+from runtime.compiler.plan_text import describe
 from tests.planning import N, assert_runs, assert_same, crosswise, example, plan_of, poisoned
 from tests.random_functions import SumAndDifference, random_inputs
 from tests.runners import BACKENDS

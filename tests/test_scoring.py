@@ -14,8 +14,8 @@ from euler_ir.errors import EulerError
 from euler_ir.types import F32, F64
 from model.config import PRESETS, shrink
 from runtime.engine import Model
+from runtime.evaluation.scoring import Passage, Scorer, _lengths, _shared_rows
 from runtime.gradcheck import well_conditioned_weights
-from runtime.scoring import Passage, Scorer, _lengths, _shared_rows
 from tests.models import contents, logits_function
 from tests.runners import BACKENDS, backend
 

@@ -9,7 +9,7 @@ import pytest
 from euler_ir.errors import EulerError
 from model.tokenizer import Tokenizer, train_tokenizer
 from model.tokenizer.pretokenizer import LLAMA3
-from runtime.data import Text, encode
+from runtime.data.streams import Text, encode
 
 TEXTS = ("Hello, it's 2024!\n\n  é", "", "a<|begin_of_text|>b", "<|eot|> end")
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"

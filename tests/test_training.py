@@ -21,9 +21,9 @@ import pytest
 from backends.backend import create
 from euler_ir.errors import EulerError
 from runtime import train
-from runtime.checkpoint import CheckpointWriter, load_checkpoint
 from runtime.cli import run_command
-from runtime.metrics import read_metrics
+from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.metrics import read_metrics
 from runtime.training import Run, read_settings
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from euler_ir.op import Pointwise
 from euler_ir.text import parse_function
 from euler_ir.types import F32, I32, TensorType
 from euler_ir.verify import verify
-from runtime.execute import compile_function
+from runtime.compiler.driver import compile_function
 
 VECTOR = TensorType(F32, (4,))
 

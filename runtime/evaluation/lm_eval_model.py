@@ -38,11 +38,11 @@ from tqdm import tqdm
 
 from backends.backend import create
 from euler_ir.errors import EulerError
-from runtime.generation import Generator
-from runtime.harness_requests import GenerationRequest, generation_request
-from runtime.scoring import ROWS, Passage, Scorer
-from runtime.stop_strings import text_until
-from runtime.trained import Trained, load_trained
+from runtime.evaluation.generation_request import GenerationRequest, generation_request
+from runtime.evaluation.scoring import ROWS, Passage, Scorer
+from runtime.evaluation.stop_strings import text_until
+from runtime.inference.generation import Generator
+from runtime.inference.trained import Trained, load_trained
 
 #: Tokens to generate where a task does not say how many, if the context has room for twice that.
 MAX_GENERATED = 256

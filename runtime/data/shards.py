@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from euler_ir.errors import EulerError
-from runtime.files import read_error, replacing
+from runtime.storage.files import read_error, replacing
 
 MAGIC = 20240520
 HEADER_INTS = 256

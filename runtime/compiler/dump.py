@@ -16,8 +16,8 @@ from euler_ir.graph import Function
 from euler_ir.plan import Kernel, Plan
 from euler_ir.text import print_function
 from euler_ir.verify import verify
-from runtime.files import write_error
-from runtime.plan_text import describe
+from runtime.compiler.plan_text import describe
+from runtime.storage.files import write_error
 
 
 class Dump:

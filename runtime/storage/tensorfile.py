@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 
 from euler_ir.errors import EulerError, shown
-from runtime.files import decoded, read_error
+from runtime.storage.files import decoded, read_error
 
 #: Element types by safetensors' names, all and those of parameters.
 TYPES = {

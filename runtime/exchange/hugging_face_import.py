@@ -36,9 +36,9 @@ from model.interchange import (
 from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
-from runtime.boundaries import GENERATION_CONFIG, boundaries
-from runtime.tensorfile import FLOATS, TYPES
-from runtime.untrusted import MOST_JSON, open_tensors, read_json, read_text
+from runtime.exchange.boundaries import GENERATION_CONFIG, boundaries
+from runtime.exchange.untrusted import MOST_JSON, open_tensors, read_json, read_text
+from runtime.storage.tensorfile import FLOATS, TYPES
 
 CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from model.json_values import LARGEST, is_number
-from runtime.files import read_error, write_atomic, write_error
-from runtime.run_directory import METRICS, PICTURE
+from runtime.storage.files import read_error, write_atomic, write_error
+from runtime.storage.run_directory import METRICS, PICTURE
 
 _REACH = 25  # steps on both sides that the smoothed curve takes the mean of
 

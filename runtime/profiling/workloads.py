@@ -27,12 +27,12 @@ from model.objective import training_step
 from model.optimizer import AdamWConfig
 from model.parameters import flops_per_token, parameters
 from model.transformer import forward_cached
-from runtime.batches import MicroBatch, StepBatch
-from runtime.costs import cost
+from runtime.compiler.driver import compile_function, to_buffers
+from runtime.data.batches import MicroBatch, StepBatch
 from runtime.engine import Model, Trainer
-from runtime.execute import compile_function, to_buffers
-from runtime.generation import cache_buffers
-from runtime.roofline import label
+from runtime.inference.generation import cache_buffers
+from runtime.profiling.costs import cost
+from runtime.profiling.roofline import label
 
 _LEARNING_RATE = 3e-4
 

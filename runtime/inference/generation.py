@@ -19,10 +19,10 @@ import numpy as np
 from backends.backend import Buffer, Program
 from euler_ir.errors import EulerError
 from model.transformer import forward_cached
-from runtime.dump import Dump
+from runtime.compiler.driver import compile_function
+from runtime.compiler.dump import Dump
 from runtime.engine import Model
-from runtime.execute import compile_function
-from runtime.sampler import Sampler
+from runtime.inference.sampler import Sampler
 
 #: Tokens of a prefill: enough for its matmuls to be efficient, few enough to waste little on a
 #: short prompt, whose rest is padding.

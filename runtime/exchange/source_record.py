@@ -2,7 +2,7 @@
 
 It says what an export writes: names and types of tensors, the configuration, names and texts of
 files. A checkpoint may come from anyone, so it must be what an import of its model would have made
-(runtime/hugging_face.py makes it).
+(runtime/exchange/hugging_face_import.py makes it).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from model.config import ModelConfig
 from model.hugging_face_config import read_config
 from model.interchange import HEAD, architecture, places
 from model.json_values import field, is_number
-from runtime.checkpoint import Checkpoint
-from runtime.hugging_face import (
+from runtime.exchange.hugging_face_import import (
     FOLDER_TYPES,
     KEPT,
     canonical_name,
@@ -27,7 +26,8 @@ from runtime.hugging_face import (
     is_constant,
     listed,
 )
-from runtime.tensorfile import FLOATS
+from runtime.storage.checkpoint import Checkpoint
+from runtime.storage.tensorfile import FLOATS
 
 
 def source_record(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any] | None:

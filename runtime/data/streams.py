@@ -20,10 +20,10 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from euler_ir.errors import EulerError
-from runtime.files import read_error
-from runtime.shards import out_of_range, read_shard
+from runtime.data.shards import out_of_range, read_shard
+from runtime.storage.files import read_error
 
-DEFAULT_TEXT = Path(__file__).parent / "assets" / "tinyshakespeare.txt"
+DEFAULT_TEXT = Path(__file__).parents[1] / "assets" / "tinyshakespeare.txt"
 HELD_OUT = 10  # one part in this many is held out for validation
 
 

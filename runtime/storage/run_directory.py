@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from euler_ir.errors import EulerError
-from runtime.files import write_error
+from runtime.storage.files import write_error
 
 #: Names of what a run directory holds.
 CONFIG, METRICS, CHECKPOINTS, PICTURE = "config.json", "metrics.jsonl", "checkpoints", "loss.png"

@@ -19,8 +19,8 @@ import numpy as np
 from backends.backend import Program
 from euler_ir.errors import EulerError
 from model.scoring import hidden_function, scoring_function
+from runtime.compiler.driver import compile_function
 from runtime.engine import Model
-from runtime.execute import compile_function
 
 #: Rows of a batch: with the shortest length some 256 tokens, enough for matmuls to be efficient.
 ROWS = 8

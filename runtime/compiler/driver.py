@@ -13,9 +13,9 @@ from euler_ir.passes.pipeline import optimize
 from euler_ir.plan import Plan
 from euler_ir.types import DType, TensorType
 from euler_ir.verify import verify
-from runtime.check_plan import check_plan
-from runtime.dump import Dump
-from runtime.schedule import schedule
+from runtime.compiler.check_plan import check_plan
+from runtime.compiler.dump import Dump
+from runtime.compiler.schedule import schedule
 
 
 def compile_function(function: Function, backend: Backend,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from euler_ir.errors import EulerError, shown
-from runtime.sampler import Sampler
+from runtime.inference.sampler import Sampler
 
 #: Names of the most tokens to generate; the first that is given counts.
 _MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

@@ -10,11 +10,11 @@ from pathlib import Path
 from backends.backend import Backend
 from euler_ir.errors import EulerError
 from model.tokenizer import Tokenizer
-from runtime.boundaries import Boundaries, boundaries
-from runtime.checkpoint import load_model
 from runtime.engine import Model
+from runtime.exchange.boundaries import Boundaries, boundaries
+from runtime.exchange.source_record import source_record
 from runtime.settings import precision
-from runtime.source_record import source_record
+from runtime.storage.checkpoint import load_model
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import safetensors
 
 from euler_ir.errors import EulerError, cut, error_context
 from model.json_values import parse_object
-from runtime.files import decoded, read_error
+from runtime.storage.files import decoded, read_error
 
 # Bytes. The largest known are a tenth of these.
 MOST_JSON, MOST_HEADER = 1 << 20, 1 << 20

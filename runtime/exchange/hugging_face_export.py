@@ -18,16 +18,16 @@ from model.config import ModelConfig
 from model.hugging_face_config import write_config
 from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, places
 from model.tokenizer import Tokenizer
-from runtime.boundaries import boundaries
-from runtime.files import replacing
-from runtime.hugging_face import (
+from runtime.exchange.boundaries import boundaries
+from runtime.exchange.hugging_face_import import (
     CONFIG,
     FURTHER_HEADS,
     TENSORS,
     TOKENIZER,
     canonical_name,
 )
-from runtime.tensorfile import TYPE_NAMES, TYPES
+from runtime.storage.files import replacing
+from runtime.storage.tensorfile import TYPE_NAMES, TYPES
 
 
 def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],

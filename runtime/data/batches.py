@@ -23,7 +23,7 @@ import numpy as np
 
 from euler_ir.errors import EulerError, shown
 from model.json_values import whole_number
-from runtime.data import TokenStream
+from runtime.data.streams import TokenStream
 
 _MOST_WINDOWS = 1 << 62
 _CHUNK = 1 << 20  # tokens read at a time where a whole stream is walked

@@ -19,8 +19,8 @@ from euler_ir import ops
 from euler_ir.builder import Builder
 from euler_ir.graph import Function, Node, Value
 from euler_ir.types import DType
-from runtime.costs import cost
-from runtime.execute import compile_function, to_buffers
+from runtime.compiler.driver import compile_function, to_buffers
+from runtime.profiling.costs import cost
 
 _RUNS = 10
 _MATMUL, _ADDITION = 1024, 1 << 23  # extents of what the limits are measured with

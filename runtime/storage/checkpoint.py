@@ -39,9 +39,9 @@ from model.config import ModelConfig
 from model.json_values import check_keys, field, whole_number
 from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer
-from runtime.files import read_error, write_error
-from runtime.run_directory import CHECKPOINTS, CONFIG
-from runtime.tensorfile import (
+from runtime.storage.files import read_error, write_error
+from runtime.storage.run_directory import CHECKPOINTS, CONFIG
+from runtime.storage.tensorfile import (
     FLOATS,
     FileRecord,
     read_tensors,

@@ -6,9 +6,9 @@ A value lives from the step that makes it to its last use, in a region of memory
 * a result takes over an operand's region where its kernel may work in place and the operand dies;
 * a donated input's buffer holds the output that takes it over, from the moment that output is made
   if nobody needs the input any more, else from the end on, by a copy;
-* everything else gets a place of its own in the arena, which `runtime.arena` packs.
+* everything else gets a place of its own in the arena, which `runtime.compiler.arena` packs.
 
-`runtime.check_plan` proves each plan right by other means.
+`runtime.compiler.check_plan` proves each plan right by other means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from euler_ir.graph import Function, Value
 from euler_ir.plan import ALIGNMENT, Block, Copy, Kernel, Place, Plan, Step
-from runtime.arena import pack
+from runtime.compiler.arena import pack
 
 
 def schedule(function: Function, kernels: Sequence[Kernel], reuse: bool = True) -> Plan:

@@ -1,0 +1,1 @@
+"""From a function to a program in planned memory: kernels, schedule, its proof, dumps."""

@@ -1,0 +1,1 @@
+"""Texts and token shards to documents, documents to batches."""

@@ -1,0 +1,1 @@
+"""A trained model measured: scores of given text, and lm-evaluation-harness."""

@@ -1,0 +1,1 @@
+"""Models of others: Hugging Face folders in and out, GGUF out."""

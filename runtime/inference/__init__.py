@@ -1,0 +1,1 @@
+"""A trained model in use: prompts, the cache of keys and values, sampling."""

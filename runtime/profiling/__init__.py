@@ -1,0 +1,1 @@
+"""What a program costs, and what the machine could do at best."""
