@@ -30,9 +30,8 @@ from model.tokenizer.pretokenizer import LLAMA3 as LLAMA3_PATTERN
 from model.tokenizer.tokenizer_json import spelled
 from model.transformer import rotary_frequencies
 from runtime.exchange.boundaries import Boundaries, boundaries
-from runtime.exchange.hugging_face_export import converted
 from runtime.storage.files import replacing
-from runtime.storage.tensorfile import FLOATS
+from runtime.storage.tensorfile import FLOATS, converted
 
 #: Element types of matrices, with gguf's name for a file of mostly such.
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}

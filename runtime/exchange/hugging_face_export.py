@@ -19,7 +19,7 @@ from model.hugging_face_config import write_config
 from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, places
 from model.tokenizer import Tokenizer
 from runtime.exchange.boundaries import boundaries
-from runtime.exchange.hugging_face_import import (
+from runtime.exchange.hugging_face_format import (
     CONFIG,
     FURTHER_HEADS,
     TENSORS,
@@ -27,7 +27,7 @@ from runtime.exchange.hugging_face_import import (
     canonical_name,
 )
 from runtime.storage.files import replacing
-from runtime.storage.tensorfile import TYPE_NAMES, TYPES
+from runtime.storage.tensorfile import TYPE_NAMES, TYPES, converted
 
 
 def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
@@ -69,16 +69,6 @@ def new_folder(out: Path) -> Iterator[Path]:
     with replacing(out) as beside:
         beside.mkdir(parents=True)
         yield beside
-
-
-def converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in this type, in row-major order. EulerError where a number does not fit."""
-    with np.errstate(over="ignore"):
-        result = np.asarray(array, dtype, order="C")
-    if np.isinf(result).any() and not np.isinf(array).any():
-        raise EulerError(f"{name} has numbers that do not fit {TYPE_NAMES[dtype]}: take another "
-                         "type")
-    return result
 
 
 def _model_tensors(config: ModelConfig, tensors: Mapping[str, np.ndarray],

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +19,12 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from euler_ir.errors import EulerError, error_context, shown
+from euler_ir.errors import EulerError, error_context
 from model.config import ModelConfig
 from model.hugging_face_config import read_config
 from model.interchange import (
     EMBEDDINGS,
     GPT2,
-    GPT2_PREFIX,
     HEAD,
     LLAMA,
     architecture,
@@ -36,28 +34,25 @@ from model.interchange import (
 from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer, Vocabulary
 from model.transformer import rotary_frequencies
-from runtime.exchange.boundaries import GENERATION_CONFIG, boundaries
+from runtime.exchange.boundaries import boundaries
+from runtime.exchange.hugging_face_format import (
+    CONFIG,
+    FOLDER_TYPES,
+    FURTHER_HEADS,
+    INDEX,
+    KEPT,
+    TENSORS,
+    TOKENIZER,
+    canonical_name,
+    is_causal_mask,
+    is_constant,
+    listed,
+)
 from runtime.exchange.untrusted import MOST_JSON, open_tensors, read_json, read_text
-from runtime.storage.tensorfile import FLOATS, TYPES
-
-CONFIG, TENSORS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-INDEX = "model.safetensors.index.json"
-FURTHER_HEADS = "mtp_heads.safetensors"
-#: Kept as they are: settings of text generation and of how others present the tokenizer.
-KEPT = (GENERATION_CONFIG, "tokenizer_config.json", "special_tokens_map.json")
+from runtime.storage.tensorfile import FLOATS
 
 # Bytes of a tokenizer's file: GPT-2's and Llama 3's have 30 to 130 a token.
 _MOST_TOKENIZER, _MOST_A_TOKEN = 24 << 20, 160
-
-#: Element types by safetensors' names: those of parameters and of constants.
-FOLDER_TYPES = {name: TYPES[name] for name in (*FLOATS, "U8", "BOOL")}
-
-_MASK = re.compile(r"transformer\.h\.\d+\.attn\.bias")
-_SMALL_CONSTANT = {
-    GPT2: re.compile(r"transformer\.h\.\d+\.attn\.masked_bias"),
-    LLAMA: re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
-}
-_LISTED, _LONGEST_NAME = 5, 80  # names in one error, characters of each
 
 
 @dataclass(frozen=True)
@@ -100,13 +95,6 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     with error_context(folder):
         boundaries(vocabulary, source)  # refuses what is no id
     return Imported(config, tensors, tokenizer_json, source)
-
-
-def canonical_name(name: str, theirs: str | None) -> str:
-    """A tensor's name with the prefix that files of GPT-2 may leave out."""
-    if theirs == GPT2 and name != HEAD and not name.startswith(GPT2_PREFIX):
-        return GPT2_PREFIX + name
-    return name
 
 
 class _Found:
@@ -183,17 +171,6 @@ def _check_tied(found: _Found, embedding: str) -> None:
             found.read(HEAD).tobytes() != found.read(embedding).tobytes()):
         raise EulerError(f"{found.folder}: {HEAD} differs from {found.names[embedding]}, but "
                          f"{CONFIG} ties them (tie_word_embeddings): one of the two is wrong")
-
-
-def is_causal_mask(name: str) -> bool:
-    return _MASK.fullmatch(name) is not None
-
-
-def is_constant(name: str, theirs: str | None) -> bool:
-    """Whether a tensor, by its canonical name, is one that says nothing new."""
-    if theirs == GPT2 and is_causal_mask(name):
-        return True
-    return theirs is not None and _SMALL_CONSTANT[theirs].fullmatch(name) is not None
 
 
 def _constant(found: _Found, name: str, config: ModelConfig) -> list[float] | None:
@@ -274,10 +251,3 @@ def _tensor_files(folder: Path) -> list[str]:
         raise EulerError(f"{folder / INDEX} and the files that it names do not agree on "
                          f"{listed(wrong)}")
     return sorted(set(weight_map.values()))
-
-
-def listed(names: Sequence[str]) -> str:
-    """The names for a message: a few of them, and how many more there are."""
-    first = ", ".join(name if name.isprintable() and len(name) <= _LONGEST_NAME else shown(name)
-                      for name in names[:_LISTED])
-    return first if len(names) <= _LISTED else f"{first} and {len(names) - _LISTED} more"

@@ -18,7 +18,7 @@ from model.config import ModelConfig
 from model.hugging_face_config import read_config
 from model.interchange import HEAD, architecture, places
 from model.json_values import field, is_number
-from runtime.exchange.hugging_face_import import (
+from runtime.exchange.hugging_face_format import (
     FOLDER_TYPES,
     KEPT,
     canonical_name,

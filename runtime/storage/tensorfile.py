@@ -44,7 +44,7 @@ TYPES = {
 }
 FLOATS = {name: TYPES[name] for name in ("F64", "F32", "F16", "BF16")}
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
-_MOST_AXES, _LONGEST_AXIS = 16, 1 << 48
+_MAX_AXES, _MAX_AXIS_LENGTH = 16, 1 << 48
 _BLOCK = 4096  # bytes; a file system writes, and loses, whole blocks
 
 
@@ -55,6 +55,16 @@ class FileRecord:
 
     bytes: int
     checksum: int
+
+
+def converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in this type, in row-major order. EulerError where a number does not fit."""
+    with np.errstate(over="ignore"):
+        result = np.asarray(array, dtype, order="C")
+    if np.isinf(result).any() and not np.isinf(array).any():
+        raise EulerError(f"{name} has numbers that do not fit {TYPE_NAMES[dtype]}: take another "
+                         "type")
+    return result
 
 
 def write_text(path: Path, text: str) -> FileRecord:
@@ -142,9 +152,9 @@ def _header(content: bytes) -> tuple[dict | None, int]:
 def _is_sound(kind: str, shape: list, begin: object, end: object, size: int) -> bool:
     """Whether a tensor of this type and shape lies at these offsets of so many bytes. (An axis of
     length 0 makes any other ones fit; numpy takes no longer ones than these.)"""
-    return (kind in TYPES and len(shape) <= _MOST_AXES
-            and all(type(n) is int and 0 <= n < _LONGEST_AXIS for n in shape)
-            and math.prod(max(n, 1) for n in shape) < _LONGEST_AXIS
+    return (kind in TYPES and len(shape) <= _MAX_AXES
+            and all(type(n) is int and 0 <= n < _MAX_AXIS_LENGTH for n in shape)
+            and math.prod(max(n, 1) for n in shape) < _MAX_AXIS_LENGTH
             and type(begin) is int and type(end) is int and 0 <= begin <= end <= size
             and end - begin == math.prod(shape) * TYPES[kind].itemsize)
 
