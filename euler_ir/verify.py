@@ -124,7 +124,7 @@ def _check_donations(function: Function) -> None:
 
 
 def _check_reads(function: Function, donated: dict[Value, list[Value]]) -> None:
-    """Of the donated inputs that each value takes over."""
+    """No input is read once a value that takes it over is written; `donated` are those of each."""
     roots = _viewed_inputs(function)
     overwritten: dict[Value, Node] = {}
     for node in function.nodes:

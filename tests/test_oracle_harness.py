@@ -76,8 +76,8 @@ def legible_run(directory: Path, config: ModelConfig) -> None:
 
 @pytest.fixture(scope="module")
 def made(libraries, tmp_path_factory):
-    """For a kind our model on each backend, by its name, and theirs, of the same weights; and
-    where our run is. Each made once."""
+    """Our model of a kind on each backend, by its name, theirs of the same weights, and where our
+    run is. Each made once."""
 
     @cache
     def make(kind: str) -> SimpleNamespace:
@@ -307,7 +307,7 @@ def test_tasks_that_cannot_be_run_are_told_in_one_line(libraries, gpt2, tmp_path
 
 
 def test_a_fault_of_ours_keeps_its_traceback(libraries, gpt2, no_survey, tmp_path, monkeypatch):
-    monkeypatch.setattr(libraries.harness.Scorer, "scores", lambda self, passages: 1 // 0)
+    monkeypatch.setattr(libraries.harness.Scorer, "scores", lambda self, requests: 1 // 0)
     ours = libraries.harness.EulerLM(gpt2.ours["reference"].trained)
     with pytest.raises(ZeroDivisionError):
         libraries.harness.run_tasks(ours, ["multiple_choice"], local_tasks(tmp_path))
@@ -363,7 +363,7 @@ def test_requests_that_cannot_be(libraries, gpt2):
         ours._loglikelihood_tokens([(None, [1], long)], disable_tqdm=True)
     with pytest.raises(EulerError, match="a continuation has 0 tokens"):
         ours._loglikelihood_tokens([(None, [1], [])], disable_tqdm=True)
-    for arguments, message in (({"max_gen_toks": CONTEXT}, f"{CONTEXT} tokens are to be generated"),
+    for arguments, message in (({"max_gen_toks": CONTEXT}, f"context of {CONTEXT}, got {CONTEXT}"),
                                ({"num_beams": 2}, "generation_kwargs has 'num_beams'")):
         asked = requests(libraries, "generate_until", ("x", {}), ("x", arguments))
         with pytest.raises(EulerError, match=message):

@@ -32,7 +32,7 @@ _VECTORS = 4  # accumulators side by side
 
 @dataclass(frozen=True)
 class _Tiles:
-    """For each tile its tensor, its first element, and how many it has."""
+    """Each tile's tensor, its first element, and how many it has."""
 
     tensors: tuple[int, ...]
     starts: tuple[int, ...]

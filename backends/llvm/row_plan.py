@@ -171,7 +171,7 @@ class RowPlan:
         return tuple(sorted(pairs))
 
     def _reads(self) -> dict[int, set[tuple[Access, int, int]]]:
-        """For each input its accesses, each with a turn and a level at which it is read."""
+        """The accesses of each input, each with a turn and a level at which it is read."""
         reads: dict[int, set[tuple[Access, int, int]]] = {}
 
         def note(x: Expr, turn: int, level: int) -> None:

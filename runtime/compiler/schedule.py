@@ -106,7 +106,7 @@ class _Layout:
         return last
 
     def _takers(self) -> dict[str, tuple[Value | None, int]]:
-        """For each donated input, the value that can be made in its buffer and the step that makes
+        """The value that can be made in each donated input's buffer and the step that makes
         it; no value and the end where only a copy can bring the output there."""
         made = {value: step for step, kernel in enumerate(self.kernels)
                 for value in kernel.node.outputs}

@@ -39,7 +39,7 @@ from tqdm import tqdm
 from backends.backend import create
 from euler_ir.errors import EulerError
 from runtime.evaluation.generation_request import GenerationRequest, generation_request
-from runtime.evaluation.scoring import ROWS, Passage, Scorer
+from runtime.evaluation.scoring import ROWS, Scorer, ScoreRequest
 from runtime.evaluation.stop_strings import text_until
 from runtime.inference.generation import Generator
 from runtime.inference.trained import Trained, load_trained
@@ -107,11 +107,12 @@ class EulerLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]],
                               disable_tqdm: bool = False, **kwargs: Any
                               ) -> list[tuple[float, bool]]:
-        """For each (texts, context ids, continuation ids) the log-probability of the continuation
-        and whether greedy decoding would give it."""
-        passages = [self._passage(context, continuation) for _, context, continuation in requests]
-        results: list[Any] = [None] * len(passages)
-        progress = tqdm(self._scorer.scores(passages), total=len(passages), desc="log-likelihood",
+        """The log-probability of each request's continuation and whether greedy decoding would give
+        it; requests are (texts, context ids, continuation ids)."""
+        asked = [self._score_request(context, continuation)
+                 for _, context, continuation in requests]
+        results: list[Any] = [None] * len(asked)
+        progress = tqdm(self._scorer.scores(asked), total=len(asked), desc="log-likelihood",
                         disable=disable_tqdm)
         for number, score in progress:
             results[number] = score.total, bool(score.greedy.all())
@@ -119,12 +120,12 @@ class EulerLM(TemplateLM):
                 self.cache_hook.add_partial("loglikelihood", texts, results[number])
         return results
 
-    def _passage(self, context: Sequence[int], continuation: Sequence[int]) -> Passage:
+    def _score_request(self, context: Sequence[int], continuation: Sequence[int]) -> ScoreRequest:
         count = len(continuation)
         if not 1 <= count <= self.max_length:
             raise EulerError(f"a continuation has {count} tokens; it must have 1 to "
                              f"{self.max_length}, which is the model's context")
-        return Passage([*context, *continuation][-(self.max_length + 1):], count)
+        return ScoreRequest([*context, *continuation][-(self.max_length + 1):], count)
 
     def loglikelihood_rolling(self, requests: list[Instance],
                               disable_tqdm: bool = False) -> list[float]:
@@ -157,8 +158,8 @@ class EulerLM(TemplateLM):
     def _asked(self, arguments: dict[str, Any]) -> GenerationRequest:
         asked = generation_request(arguments, self.max_gen_toks)
         if asked.max_tokens >= self.max_length:
-            raise EulerError(f"{asked.max_tokens} tokens are to be generated, the model's context "
-                             f"is {self.max_length}: ask for fewer than that (max_gen_toks)")
+            raise EulerError("the tokens to generate (max_gen_toks) must be fewer than the model's "
+                             f"context of {self.max_length}, got {asked.max_tokens}")
         return asked
 
     def _generate(self, context: str, asked: GenerationRequest) -> str:

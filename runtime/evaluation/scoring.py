@@ -1,8 +1,8 @@
 """How likely a model finds given text: log-probabilities of tokens after what stands before them.
 
-Programs have fixed shapes, so passages are sorted into batches of a few lengths, each compiled when
+Programs have fixed shapes, so requests are sorted into batches of a few lengths, each compiled when
 it is first needed; what a row does not fill has an empty key range and costs no attention. A
-passage whose tokens begin another one shares that one's row, since a causal model's states
+request whose tokens begin another one shares that one's row, since a causal model's states
 depend on no later token: the answers to a question of one token each are scored with one row.
 """
 
@@ -32,7 +32,7 @@ STATES = 128
 
 
 @dataclass(frozen=True)
-class Passage:
+class ScoreRequest:
     """Tokens of which the last `scored` are to be scored, each after all tokens before it."""
 
     tokens: Sequence[int]
@@ -45,8 +45,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class Score:
-    """Of each scored token the natural logarithm of its probability, in f64, and whether it is the
-    one that greedy decoding would take."""
+    """The natural logarithm of each scored token's probability, in f64, and whether the token is
+    the one that greedy decoding would take."""
 
     log_probabilities: np.ndarray
     greedy: np.ndarray
@@ -59,14 +59,14 @@ class Score:
 
 @dataclass(frozen=True)
 class _Row:
-    """Tokens to run, and the passages (by their numbers) whose tokens but the last begin them."""
+    """Tokens to run, and the requests (by their numbers) whose tokens but the last begin them."""
 
     tokens: tuple[int, ...]
-    passages: list[int]
+    requests: list[int]
 
 
 class Scorer:
-    """Scores passages of at most `context` + 1 tokens, of which the model sees all but the last.
+    """Scores requests of at most `context` + 1 tokens, of which the model sees all but the last.
 
     `context` is by default what the model's positions cover; `rows` are run at a time."""
 
@@ -76,44 +76,44 @@ class Scorer:
         self._lengths = _lengths(self.context)
         self._programs: dict[int, Program] = {}
 
-    def scores(self, passages: Sequence[Passage]) -> Iterator[tuple[int, Score]]:
-        """Each passage's number and score, in the order in which they are done.
+    def scores(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, Score]]:
+        """Each request's number and score, in the order in which they are done.
 
-        All passages are checked before this returns. Raises EulerError for one that is too long or
+        All requests are checked before this returns. Raises EulerError for one that is too long or
         has nothing to score or to begin with, for ids outside the vocabulary, and, on the way,
         where the model's logits are not finite."""
-        for passage in passages:
-            self._check(passage)
-        return self._scores(passages)
+        for request in requests:
+            self._check(request)
+        return self._scores(requests)
 
-    def _check(self, passage: Passage) -> None:
-        count = len(passage.tokens)
-        if not 1 <= passage.scored < count:
-            raise EulerError(f"of {count} tokens {passage.scored} are to be scored: it must be at "
+    def _check(self, request: ScoreRequest) -> None:
+        count = len(request.tokens)
+        if not 1 <= request.scored < count:
+            raise EulerError(f"of {count} tokens {request.scored} are to be scored: it must be at "
                              "least one, and at least one must stand before it")
         if count > self.context + 1:
             raise EulerError(f"the text has {count} tokens, with the model's context of "
                              f"{self.context} at most {self.context + 1} can be scored: cut its "
                              "beginning")
-        self.model.check_tokens(passage.tokens)
+        self.model.check_tokens(request.tokens)
 
-    def _scores(self, passages: Sequence[Passage]) -> Iterator[tuple[int, Score]]:
-        rows = _shared_rows(passages)
+    def _scores(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, Score]]:
+        rows = _shared_rows(requests)
         for first in range(0, len(rows), self._rows):
             batch = rows[first:first + self._rows]
             hidden = self._hidden_states(batch)
             states, targets, numbers = [], [], []
             for place, row in enumerate(batch):
-                for number in row.passages:
-                    passage = passages[number]
-                    stop = len(passage.tokens) - 1
-                    states.append(hidden[place, stop - passage.scored:stop])
-                    targets.append(np.array(passage.targets, np.int32))
+                for number in row.requests:
+                    request = requests[number]
+                    stop = len(request.tokens) - 1
+                    states.append(hidden[place, stop - request.scored:stop])
+                    targets.append(np.array(request.targets, np.int32))
                     numbers.append(number)
             log_probabilities, greedy = self._head(np.concatenate(states), np.concatenate(targets))
             start = 0
             for number in numbers:
-                own = slice(start, start + passages[number].scored)
+                own = slice(start, start + requests[number].scored)
                 yield number, Score(log_probabilities[own], greedy[own])
                 start = own.stop
 
@@ -169,14 +169,14 @@ def _lengths(context: int) -> list[int]:
     return lengths
 
 
-def _shared_rows(passages: Sequence[Passage]) -> list[_Row]:
-    """The rows to run, the longest first. In descending order a passage stands right after those
+def _shared_rows(requests: Sequence[ScoreRequest]) -> list[_Row]:
+    """The rows to run, the longest first. In descending order a request stands right after those
     that it begins, so the row before it is the only one that it can be part of."""
-    inputs = [tuple(passage.tokens[:-1]) for passage in passages]
+    inputs = [tuple(request.tokens[:-1]) for request in requests]
     rows: list[_Row] = []
     for number in sorted(range(len(inputs)), key=inputs.__getitem__, reverse=True):
         tokens = inputs[number]
         if not rows or rows[-1].tokens[:len(tokens)] != tokens:
             rows.append(_Row(tokens, []))
-        rows[-1].passages.append(number)
+        rows[-1].requests.append(number)
     return sorted(rows, key=lambda row: -len(row.tokens))
