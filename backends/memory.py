@@ -3,6 +3,7 @@ memory of a plan."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,12 +11,14 @@ import numpy as np
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function, Value
 from euler_ir.interpreter import accept
-from euler_ir.plan import ALIGNMENT, Place, Plan
+from euler_ir.plan import ALIGNMENT, Place, Plan, size_text
 from euler_ir.types import TensorType
 
 
 def aligned_bytes(size: int) -> np.ndarray:
     """`size` zero bytes (u8) that start on a multiple of ALIGNMENT."""
+    if size + ALIGNMENT > sys.maxsize:  # more than numpy can be asked for
+        raise MemoryError
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start:start + size]
@@ -58,17 +61,23 @@ class HostBuffer:
 class HostMemory:
     """The memory of a plan: its arena, and a buffer for each input, `bound` ones given.
 
-    Raises EulerError for a bound buffer that cannot serve as its input's memory."""
+    Raises EulerError for a bound buffer that cannot serve as its input's memory, and MemoryError,
+    which tells how much is needed, where the system does not give it."""
 
     def __init__(self, plan: Plan, bound: Mapping[str, HostBuffer]) -> None:
         function = plan.function
         check_bound(function, bound)
         self.plan = plan
-        self.arena = aligned_bytes(plan.arena_bytes)
-        self._buffers = {value.name: bound[value.name] if value.name in bound
-                         else HostBuffer(value.type) for value in function.inputs}
+        own = [value for value in function.inputs if value.name not in bound]
+        try:
+            self.arena = aligned_bytes(plan.arena_bytes)
+            self._buffers = {**bound, **{value.name: HostBuffer(value.type) for value in own}}
+        except MemoryError:
+            needed = plan.arena_bytes + sum(value.type.bytes for value in own)
+            raise MemoryError(f"@{function.name} needs {size_text(needed)} besides what it is "
+                              "bound to; lower the batch size or the context") from None
         self._staged = {value.name: (value, self.array(value, plan.places[value]))
-                        for value in function.inputs if value.name not in bound}
+                        for value in own}
         kept = {function.donations.get(name) for name in bound}
         self._results = {
             name: self.array(value, plan.results[name])

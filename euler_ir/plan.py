@@ -1,7 +1,7 @@
 """What a schedule is: kernels in order and a place in memory for every value.
 
-Only types live here. Backends make `Kernel`s, the runtime's scheduler makes a `Plan` from them, and
-the backend links the plan into something that runs.
+Types live here, and how sizes are written. Backends make `Kernel`s, the runtime's scheduler makes a
+`Plan` from them, and the backend links the plan into something that runs.
 """
 
 from __future__ import annotations
@@ -89,3 +89,11 @@ class Plan:
     lower_bound: int
     results: Mapping[str, Place]
     copies: tuple[Copy, ...] = ()
+
+
+def size_text(count: int) -> str:
+    """A number of bytes in the unit that suits."""
+    for power, unit in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.2f} {unit}"
+    return f"{count} B"

@@ -19,7 +19,7 @@ from backends.backend import Backend
 from euler_ir.errors import EulerError
 from euler_ir.graph import Function
 from euler_ir.passes.pipeline import optimize
-from euler_ir.plan import Plan
+from euler_ir.plan import Plan, size_text
 from euler_ir.text import print_function
 from euler_ir.types import DType
 from model.config import ModelConfig
@@ -40,7 +40,7 @@ from runtime.arguments import (
 from runtime.cli import Parser, path, run_command
 from runtime.compiler.driver import plan_function
 from runtime.compiler.dump import Dump
-from runtime.compiler.plan_text import describe, size_text
+from runtime.compiler.plan_text import describe
 from runtime.inference.generation import CHUNK
 from runtime.profiling.roofline import label
 from runtime.settings import precision

@@ -3,10 +3,12 @@ described."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from backends.memory import HostBuffer
+from backends.memory import HostBuffer, HostMemory
 from backends.reference.backend import ReferenceBackend
 from euler_ir import interpreter
 from euler_ir.autodiff import value_and_grad
@@ -389,6 +391,13 @@ def test_donated_memory_may_not_be_shared(donated):
         link_function(f, ReferenceBackend(), {"x": shared, "w": shared, "v": shared})
     others = [name for name in "xwv" if name != donated]
     link_function(f, ReferenceBackend(), {donated: own, **dict.fromkeys(others, shared)})
+
+
+@pytest.mark.parametrize(("arena", "told"), [(1 << 58, "256.00 PiB"), (1 << 63, "8192.00 PiB")])
+def test_memory_that_is_not_to_be_had_is_told(arena, told):
+    """More than a process can address, and more than numpy can be asked for."""
+    with pytest.raises(MemoryError, match=f"^@main needs {told} besides .*; lower the batch size"):
+        HostMemory(replace(example(), arena_bytes=arena), {})
 
 
 # How tight plans are

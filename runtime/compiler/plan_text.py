@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from euler_ir.plan import ALIGNMENT, Block, Place, Plan
+from euler_ir.plan import ALIGNMENT, Block, Place, Plan, size_text
 
 _COLUMNS, _ROWS = 64, 24
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -85,11 +85,3 @@ def _picture(plan: Plan, blocks: list[Block], letters: dict[int, str]) -> list[s
 
 def _place(place: Place) -> str:
     return f"{'arena' if place.base is None else '%' + place.base}+{place.offset}"
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in the unit that suits."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= factor:
-            return f"{count / factor:.2f} {unit}"
-    return f"{count} B"
