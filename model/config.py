@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from euler_ir.errors import EulerError, shown
-from model.json_values import check_keys, is_number, is_positive_number
+from model.json_values import check_keys, check_whole, is_number, is_positive_number
 
 #: More than any model has. What a file claims beyond is a fault, or an attack on our memory.
 MOST, MOST_POSITIONS = 1 << 24, 1 << 20
@@ -74,9 +74,7 @@ class RopeScaling:
             raise EulerError("rotary scaling's low_freq_factor and high_freq_factor must be "
                              f"positive numbers, the second larger; got {shown(low)} and "
                              f"{shown(high)}")
-        if type(context) is not int or context < 1:
-            raise EulerError("rotary scaling's original_context must be a positive whole number, "
-                             f"got {shown(context)}")
+        check_whole("rotary scaling's original_context", context, 1, MOST_POSITIONS)
 
 
 @dataclass(frozen=True)
@@ -110,16 +108,14 @@ class ModelConfig:
             value = getattr(self, f.name)
             if f.type == "int":
                 most = MOST_POSITIONS if f.name == "context" else MOST
-                if type(value) is not int or not 1 <= value <= most:
-                    raise EulerError(f"model {f.name} must be a whole number from 1 to {most}, "
-                                     f"got {shown(value)}")
+                check_whole(f"model {f.name}", value, 1, most)
             elif f.type == "float" and not is_positive_number(value):
                 raise EulerError(f"model {f.name} must be a positive number, got {shown(value)}")
         given = self.given_head_size
-        if given is not None and (
-                type(given) is not int or not 2 <= given <= MOST or given % 2):
-            raise EulerError(f"model given_head_size must be even and from 2 to {MOST}, "
-                             f"got {shown(given)}")
+        if given is not None:
+            check_whole("model given_head_size", given, 2, MOST)
+            if given % 2:
+                raise EulerError(f"model given_head_size must be even, got {given}")
         uneven = given is None and self.width % self.heads
         if uneven or self.heads % self.kv_heads or self.head_size % 2:
             raise EulerError(f"width {self.width}, {self.heads} heads, {self.kv_heads} KV heads: "

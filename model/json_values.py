@@ -55,6 +55,13 @@ def whole_number(parent: Mapping[str, Any], name: str, least: int = 0, most: int
     return value
 
 
+def check_whole(what: str, value: object, least: int, most: int = LARGEST) -> None:
+    """Raise EulerError unless the value is a whole number in this range."""
+    if type(value) is not int or not least <= value <= most:
+        raise EulerError(f"{what} must be a whole number from {least} to {most}, "
+                         f"got {shown(value)}")
+
+
 def is_number(value: object) -> bool:
     """Whether the value is a number, and one that a float can hold."""
     try:
