@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from euler_ir.errors import EulerError, shown
 from euler_ir.types import F32, F64, DType
 from model.config import ModelConfig, preset
-from model.json_values import LARGEST, check_keys, is_positive_number
+from model.json_values import LARGEST, check_keys, check_whole, is_positive_number
 from model.optimizer import AdamWConfig, LearningRate
 from model.parameters import parameter_count
 from runtime.storage.run_directory import run_name
@@ -122,10 +122,7 @@ class Settings:
     def _check(name: str, value: object) -> None:
         """Raise EulerError unless the value of a setting has its type and range."""
         if name in _RANGES:
-            least, most = _RANGES[name]
-            if type(value) is not int or not least <= value <= most:
-                raise EulerError(f"setting {name} must be a whole number from {least} to {most}, "
-                                 f"got {shown(value)}")
+            check_whole(f"setting {name}", value, *_RANGES[name])
         elif name == "lr":
             if not is_positive_number(value):
                 raise EulerError(f"setting lr must be a positive number, got {shown(value)}")
@@ -172,6 +169,14 @@ class Settings:
                                  f"{'none' if own is None else own}; leave it out, or start a new "
                                  "run")
         return replace(self, **changes)
+
+    def check_warmup(self) -> None:
+        """Raise EulerError for a warm-up that the run would end in. (Not when settings are made:
+        those of such a run can still be read, and resumed with more steps.)"""
+        if self.warmup > self.steps:
+            raise EulerError(f"a warm-up of {self.warmup} steps is longer than the run of "
+                             f"{self.steps}: take a shorter --warmup (for a new run only) or more "
+                             "--steps")
 
     @property
     def learning_rate(self) -> LearningRate:

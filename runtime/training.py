@@ -121,6 +121,7 @@ class Run:
     def __init__(self, settings: Settings, backend: Backend,
                  checkpoint: Checkpoint | None = None, dump: Dump | None = None,
                  initial: Checkpoint | None = None) -> None:
+        settings.check_warmup()
         self.settings, self.backend = settings, backend
         origin = checkpoint or initial
         config = origin.model_config() if origin else None

@@ -225,11 +225,24 @@ def refuse(capsys, *arguments: str) -> str:
     (["--steps", "9" * 400], "--steps: must be an integer at least 1 and at most 2147483647"),
     (["--resume", ""], "--resume: must be a path"),
     (["--data", ""], "--data: must be a path"),
+    (["--steps", "40", "--warmup", "41"], "a warm-up of 41 steps is longer than the run of 40"),
 ])
 def test_wrong_flags_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in refuse(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_cannot_be_resumed_to_end_in_its_warmup(capsys, text, tmp_path):
+    """One whose warm-up is as long as the run is refused only where it is made shorter."""
+    directory = tmp_path / "run"
+    assert run_command(train.main, flags(text, directory, "--steps", "3", "--warmup", "3")) == 0
+    resumed = json.loads((directory / "config.json").read_text())
+    shutil.rmtree(directory / "checkpoints")
+    message = refuse(capsys, "--resume", str(directory), "--steps", "2")
+    assert "a warm-up of 3 steps is longer than the run of 2: take a shorter --warmup" in message
+    assert json.loads((directory / "config.json").read_text()) == resumed
+    assert run_command(train.main, ["--resume", str(directory)]) == 0
 
 
 @pytest.mark.parametrize("content, message", [
