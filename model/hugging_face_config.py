@@ -78,13 +78,13 @@ def read_config(document: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_config(document: Mapping[str, Any]) -> ModelConfig:
-    kind = _architecture_of(document)
+    hf_class = _architecture_of(document)
     sizes = {ours: document.get(theirs, default)
-             for ours, (theirs, default) in _SIZES[kind].items()}
-    for ours, (theirs, _) in _SIZES[kind].items():
+             for ours, (theirs, default) in _SIZES[hf_class].items()}
+    for ours, (theirs, _) in _SIZES[hf_class].items():
         _check_size(theirs, ours, sizes[ours])
-    _refuse_others(document, kind)
-    if kind == GPT2:
+    _refuse_others(document, hf_class)
+    if hf_class == GPT2:
         sizes["kv_heads"] = sizes["heads"]
         sizes["hidden"] = sizes["hidden"] or 4 * sizes["width"]
         if document.get("n_ctx", sizes["context"]) != sizes["context"]:
@@ -104,11 +104,11 @@ def write_config(config: ModelConfig, dtype: str, begin: int | None,
     texts begin and end with these ids.
 
     Raises EulerError for a model that Hugging Face's classes have no place for."""
-    kind = architecture(config)
-    model_type = next(name for name, known in _MODEL_TYPES.items() if known == kind)
-    document = {"architectures": [kind], "model_type": model_type}
-    document |= {theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES[kind].items()}
-    if kind == GPT2:
+    hf_class = architecture(config)
+    model_type = next(name for name, known in _MODEL_TYPES.items() if known == hf_class)
+    document = {"architectures": [hf_class], "model_type": model_type}
+    document |= {theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES[hf_class].items()}
+    if hf_class == GPT2:
         document["activation_function"] = "gelu_new"
     else:
         document |= {"head_dim": config.head_size, "hidden_act": "silu", "attention_bias": False,
@@ -153,9 +153,9 @@ def _positive_number(name: str, value: object) -> float:
     return float(value)
 
 
-def _refuse_others(document: Mapping[str, Any], kind: str) -> None:
-    required = _REQUIRED[kind] | _REQUIRED_OF_ALL
-    known = {theirs for theirs, _ in _SIZES[kind].values()} | _HARMLESS
+def _refuse_others(document: Mapping[str, Any], hf_class: str) -> None:
+    required = _REQUIRED[hf_class] | _REQUIRED_OF_ALL
+    known = {theirs for theirs, _ in _SIZES[hf_class].values()} | _HARMLESS
     for key, value in document.items():
         if key in required:
             if value not in required[key]:
@@ -163,7 +163,7 @@ def _refuse_others(document: Mapping[str, Any], kind: str) -> None:
                                  f"{required[key][0]!r}")
         elif key not in known and value not in (None, False, {}, []):
             raise EulerError(f"{shown(key)} {shown(value)} is not supported: it is "
-                             f"unknown what it changes in {kind}")
+                             f"unknown what it changes in {hf_class}")
 
 
 def _read_rotary(document: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:

@@ -1,7 +1,8 @@
 """Where each tensor of a Hugging Face model lies in ours: one table a kind.
 
-Both sides of every row show the same numbers, so a `Place` is a view of our array: importing writes
-through it, exporting reads through it. The layouts differ in three ways only:
+Both sides of every row show the same numbers, so the tensor of a file is a view of our array, and a
+`TensorView` says which: importing writes through it, exporting reads through it. The layouts differ
+in three ways only:
 
 * GPT-2's matrices are [inputs, outputs] (its Conv1D), ours are [outputs, inputs]. A square one
   looks right both ways round.
@@ -51,7 +52,7 @@ _LLAMA_STACKED = {"attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "sel
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorView:
     """The tensor `name` of a Hugging Face file is our `parameter`, or `part` of it along the
     first axis, transposed or not. `shape` is that of the file's tensor."""
 
@@ -61,7 +62,7 @@ class Place:
     part: slice | int | None = None
     transposed: bool = False
 
-    def view(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    def of(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """The tensor as the file has it, in the memory of our parameters `tensors`."""
         array = tensors[self.parameter]
         if self.part is not None:
@@ -84,8 +85,8 @@ def architecture(config: ModelConfig) -> str:
     return GPT2
 
 
-def places(config: ModelConfig) -> tuple[Place, ...]:
-    """A place for every tensor of `model.safetensors`; a tied head has none of its own."""
+def tensor_views(config: ModelConfig) -> tuple[TensorView, ...]:
+    """A view for every tensor of `model.safetensors`; a tied head has none of its own."""
     shapes = {p.name: p.shape for p in parameters(config)}
     rows = _gpt2_rows(config) if architecture(config) == GPT2 else _llama_rows(config)
     result = list(rows)
@@ -94,43 +95,43 @@ def places(config: ModelConfig) -> tuple[Place, ...]:
     return tuple(result)
 
 
-def further_heads(config: ModelConfig) -> tuple[Place, ...]:
-    """Places for the prediction heads after the first, which have a file of their own."""
+def further_heads(config: ModelConfig) -> tuple[TensorView, ...]:
+    """Views for the prediction heads after the first, which have a file of their own."""
     shapes = {p.name: p.shape for p in parameters(config)}
     return tuple(_head(f"heads.{k}.weight", k, shapes) for k in range(1, config.prediction_heads))
 
 
-def _head(name: str, index: int, shapes: Mapping[str, tuple[int, ...]]) -> Place:
-    return Place(name, "heads.weight", shapes["heads.weight"][1:], index)
+def _head(name: str, index: int, shapes: Mapping[str, tuple[int, ...]]) -> TensorView:
+    return TensorView(name, "heads.weight", shapes["heads.weight"][1:], index)
 
 
-def _gpt2_rows(config: ModelConfig) -> Iterator[Place]:
+def _gpt2_rows(config: ModelConfig) -> Iterator[TensorView]:
     shapes = {p.name: p.shape for p in parameters(config)}
     for theirs, ours in _GPT2_WHOLE.items():
-        yield Place(theirs, ours, shapes[ours])
+        yield TensorView(theirs, ours, shapes[ours])
     for i in range(config.layers):
         for theirs, ours in _GPT2_LAYER.items():
             for kind in ("weight", "bias"):
                 parameter = f"layers.{i}.{ours}.{kind}"
                 shape = shapes[parameter]
-                yield Place(f"transformer.h.{i}.{theirs}.{kind}", parameter, shape[::-1],
+                yield TensorView(f"transformer.h.{i}.{theirs}.{kind}", parameter, shape[::-1],
                             transposed=len(shape) == 2)
 
 
-def _llama_rows(config: ModelConfig) -> Iterator[Place]:
+def _llama_rows(config: ModelConfig) -> Iterator[TensorView]:
     shapes = {p.name: p.shape for p in parameters(config)}
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
     heights = {"attention.qkv": (queries, keys, keys),
                "mlp.gate_up": (config.hidden, config.hidden)}
     for theirs, ours in _LLAMA_WHOLE.items():
-        yield Place(theirs, ours, shapes[ours])
+        yield TensorView(theirs, ours, shapes[ours])
     for i in range(config.layers):
         for theirs, ours in _LLAMA_LAYER.items():
             parameter = f"layers.{i}.{ours}.weight"
-            yield Place(f"model.layers.{i}.{theirs}.weight", parameter, shapes[parameter])
+            yield TensorView(f"model.layers.{i}.{theirs}.weight", parameter, shapes[parameter])
         for ours, parts in _LLAMA_STACKED.items():
             start = 0
             for theirs, rows in zip(parts, heights[ours], strict=True):
-                yield Place(f"model.layers.{i}.{theirs}.weight", f"layers.{i}.{ours}.weight",
+                yield TensorView(f"model.layers.{i}.{theirs}.weight", f"layers.{i}.{ours}.weight",
                             (rows, config.width), slice(start, start + rows))
                 start += rows

@@ -32,7 +32,7 @@ from runtime.cli import Parser, path, print_notes, run_command
 from runtime.exchange.gguf_export import write_gguf
 from runtime.exchange.hugging_face_export import write_folder
 from runtime.exchange.hugging_face_import import read_folder
-from runtime.exchange.source_record import source_record
+from runtime.exchange.import_record import import_record
 from runtime.storage.checkpoint import Checkpoint, CheckpointWriter, load_model
 from runtime.storage.run_directory import claim_run_directory
 
@@ -96,18 +96,18 @@ def import_folder(folder: Path | str, out: Path | str, tokenizer: Path | str | N
     model = read_folder(folder, tokenizer)
     config = model.config
     precision = "f64" if next(iter(model.tensors.values())).dtype == "f8" else "f32"
-    state = {"step": 0, "model": config.to_dict(), "source": model.source,
+    state = {"step": 0, "model": config.to_dict(), "source": model.record,
              "settings": {"precision": precision, "context": config.context}}
     with CheckpointWriter(claim_run_directory(out)) as writer:
         saved = writer.save(model.tensors, {}, state, model.tokenizer_json, final=True)
-    print(f"{model.source['architecture']}: {parameter_count(config):,} parameters -> {saved}")
+    print(f"{model.record['architecture']}: {parameter_count(config):,} parameters -> {saved}")
 
 
 def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None = None) -> None:
     """Write the model of a checkpoint to a new Hugging Face folder."""
     checkpoint, config = _load(checkpoint_path)
     write_folder(to, config, checkpoint.tensors, checkpoint.tokenizer_json,
-                 source_record(checkpoint, config), dtype)
+                 import_record(checkpoint, config), dtype)
     print(f"{checkpoint.path}: {parameter_count(config):,} parameters -> {to}")
 
 
@@ -120,7 +120,7 @@ def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
                          f"{config.prediction_heads} prediction heads: leave them out with "
                          "--first-head-only")
     write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype,
-               source_record(checkpoint, config))
+               import_record(checkpoint, config))
     print(f"{checkpoint.path}: {dtype} -> {to}")
 
 

@@ -39,7 +39,7 @@ from runtime.data.streams import (
     load_text,
 )
 from runtime.engine import Evaluator, Model, StepResult, Trainer
-from runtime.exchange.source_record import source_of_trained, source_record
+from runtime.exchange.import_record import import_record, record_after_training
 from runtime.settings import Settings, precision
 from runtime.storage.checkpoint import Checkpoint, CheckpointWriter
 from runtime.storage.files import decoded, read_error, write_atomic
@@ -131,8 +131,9 @@ class Run:
             raise EulerError(f"rows of {settings.context} tokens are longer than the "
                              f"{self.config.context} that the model's positions cover")
         # Of an import, however long ago.
-        source = source_record(origin, config) if origin else None
-        self._source = source_of_trained(source, settings.precision.upper()) if source else None
+        record = import_record(origin, config) if origin else None
+        self._import_record = (record_after_training(record, settings.precision.upper())
+                               if record else None)
         self.batches = BatchStream(
             self.data.train, batch_size=settings.batch_size, context=settings.context,
             heads=self.config.prediction_heads, seed=settings.seed,
@@ -232,8 +233,8 @@ class Run:
             "model": self.config.to_dict(),
             "settings": self.settings.to_dict(),
         }
-        if self._source:
-            state["source"] = self._source
+        if self._import_record:
+            state["source"] = self._import_record
         writer.save(self.model.stored(), self.trainer.stored_moments(), state,
                     self.data.tokenizer.to_json(), final=final)
 

@@ -231,8 +231,8 @@ def test_a_trained_import_is_exported_under_its_own_names(origins, straight, tmp
     export_folder(straight, tmp_path / "out")
     folder, again = origins / "folders" / "gpt2", read_folder(tmp_path / "out")
     trained = load_checkpoint(straight)
-    assert again.source["tensors"] == read_folder(folder).source["tensors"]
-    assert again.source["config"] == GPT2_CONFIG
+    assert again.record["tensors"] == read_folder(folder).record["tensors"]
+    assert again.record["config"] == GPT2_CONFIG
     assert again.tokenizer_json == trained.tokenizer_json
     for name, array in trained.tensors.items():
         np.testing.assert_array_equal(again.tensors[name], array, name)
@@ -248,8 +248,8 @@ def test_training_is_not_rounded_to_the_type_of_the_import(text, tmp_path, dtype
     twice = tune(once, text, tmp_path / "twice", "--steps", "1")
     export_folder(twice, tmp_path / "out", dtype)
     again, trained = read_folder(tmp_path / "out"), load_checkpoint(twice)
-    assert set(again.source["tensors"].values()) == {dtype or "F32"}
-    assert again.source["config"]["torch_dtype"] == ("float16" if dtype else "float32")
+    assert set(again.record["tensors"].values()) == {dtype or "F32"}
+    assert again.record["config"]["torch_dtype"] == ("float16" if dtype else "float32")
     for name, array in trained.tensors.items():
         expected = array.astype(np.float16).astype(np.float32) if dtype else array
         np.testing.assert_array_equal(again.tensors[name], expected, name)

@@ -205,7 +205,7 @@ OF_EXPORT = [
 
 
 @pytest.mark.parametrize(("path", "value", "message"), OF_EXPORT, ids=lambda v: str(v)[:40])
-def test_a_forged_source_record_names_no_files(imported, tmp_path, capsys, path, value, message):
+def test_a_forged_import_record_names_no_files(imported, tmp_path, capsys, path, value, message):
     run = forged(imported, tmp_path, path, value)
     for command in (generation, export):
         refused(command(run), capsys, "state.json", message)

@@ -29,12 +29,12 @@ class Boundaries:
     ends: tuple[int, ...]
 
 
-def boundaries(vocabulary: Vocabulary, source: Mapping[str, Any] | None = None) -> Boundaries:
-    """Of a model with this vocabulary and, if it was imported, the record of its source.
+def boundaries(vocabulary: Vocabulary, record: Mapping[str, Any] | None = None) -> Boundaries:
+    """Of a model with this vocabulary and, if it was imported, the record of its import.
 
     Ids that are not in the vocabulary never come, and don't count: GPT-2 models of other
     vocabularies often keep 50256 in their files. Raises EulerError for what is no id."""
-    begins, ends = _imported(source, "bos_token_id"), _imported(source, "eos_token_id")
+    begins, ends = _imported(record, "bos_token_id"), _imported(record, "eos_token_id")
     separator = vocabulary.special_tokens.get(END_OF_DOCUMENT)
     separators = () if separator is None else (separator,)
     first, last = vocabulary.prefix[:1], vocabulary.suffix[-1:]
@@ -44,14 +44,14 @@ def boundaries(vocabulary: Vocabulary, source: Mapping[str, Any] | None = None) 
     return Boundaries(begins[0] if begins else None, ends or last or separators or first)
 
 
-def _imported(source: Mapping[str, Any] | None, key: str) -> tuple[int, ...]:
+def _imported(record: Mapping[str, Any] | None, key: str) -> tuple[int, ...]:
     """The ids that an imported model's files give for a key."""
-    if source is None:
+    if record is None:
         return ()
-    documents = {"config.json": source["config"]}
-    if GENERATION_CONFIG in source["files"]:
+    documents = {"config.json": record["config"]}
+    if GENERATION_CONFIG in record["files"]:
         with error_context(GENERATION_CONFIG):
-            generation = parse_object(source["files"][GENERATION_CONFIG])
+            generation = parse_object(record["files"][GENERATION_CONFIG])
         documents = {GENERATION_CONFIG: generation, **documents}
     for name, document in documents.items():
         value = document.get(key)

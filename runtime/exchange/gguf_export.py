@@ -23,7 +23,7 @@ import numpy as np
 
 from euler_ir.errors import EulerError, shown
 from model.config import ModelConfig
-from model.interchange import EMBEDDINGS, GPT2, HEAD, architecture, places
+from model.interchange import EMBEDDINGS, GPT2, HEAD, architecture, tensor_views
 from model.tokenizer import Tokenizer, Vocabulary
 from model.tokenizer.pretokenizer import GPT2 as GPT2_PATTERN
 from model.tokenizer.pretokenizer import LLAMA3 as LLAMA3_PATTERN
@@ -42,11 +42,11 @@ _STYLES = {(GPT2_PATTERN, False): "gpt-2", (LLAMA3_PATTERN, True): "llama-bpe"}
 
 def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
                tokenizer_json: str, dtype: str = "F32",
-               source: Mapping[str, Any] | None = None) -> None:
+               record: Mapping[str, Any] | None = None) -> None:
     """Write a model, of parameters by our names, to a new file; the first prediction head only.
 
-    The `source` record of an import may say where texts begin and end. The same model gives the
-    same bytes. Raises EulerError where the gguf package is missing, for a model that llama.cpp has
+    The `record` of an import may say where texts begin and end. The same model gives the same
+    bytes. Raises EulerError where the gguf package is missing, for a model that llama.cpp has
     no form for, and for a file that exists."""
     gguf = _package()
     out = Path(out)
@@ -59,7 +59,7 @@ def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.nd
         _add_configuration(gguf, writer, config)
         writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
         _add_tokenizer(gguf, writer, vocabulary, config.vocabulary)
-        _add_boundaries(writer, vocabulary, boundaries(vocabulary, source))
+        _add_boundaries(writer, vocabulary, boundaries(vocabulary, record))
         for name, array in arrays:
             bits = array.view(np.uint8) if array.dtype == FLOATS["BF16"] else array
             kind = gguf.GGMLQuantizationType.BF16 if bits is not array else None
@@ -89,19 +89,19 @@ def _arrays(gguf: Any, config: ModelConfig, tensors: Mapping[str, np.ndarray],
             dtype: str) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor of the file by its name there, [outputs, inputs]."""
     names = gguf.get_tensor_name_map(_kind(gguf, config)[0], config.layers)
-    for place in places(config):
-        array = place.view(tensors)
-        if place.transposed:
+    for view in tensor_views(config):
+        array = view.of(tensors)
+        if view.transposed:
             array = array.T
-        if "self_attn.q_proj" in place.name:
+        if "self_attn.q_proj" in view.name:
             array = interleaved(array, config.heads)
-        elif "self_attn.k_proj" in place.name:
+        elif "self_attn.k_proj" in view.name:
             array = interleaved(array, config.kv_heads)
-        name = names.get_name(place.name, try_suffixes=(".weight", ".bias"))
-        own = "F32" if array.ndim == 1 or place.parameter == "positions.weight" else dtype
-        yield name, converted(place.name, array, FLOATS[own])
+        name = names.get_name(view.name, try_suffixes=(".weight", ".bias"))
+        own = "F32" if array.ndim == 1 or view.parameter == "positions.weight" else dtype
+        yield name, converted(view.name, array, FLOATS[own])
         # llama.cpp takes a missing head for a tied one, with GPT-2 only since 2025.
-        if place.name == EMBEDDINGS[GPT2] and config.tied_head:
+        if view.name == EMBEDDINGS[GPT2] and config.tied_head:
             yield (names.get_name(HEAD, try_suffixes=(".weight",)),
                    converted(HEAD, array, FLOATS[dtype]))
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":

@@ -1,4 +1,5 @@
-"""Hugging Face model folders, written: by the source record as they were, or in today's form."""
+"""Hugging Face model folders, written: as they were by the record of an import, or in today's
+form."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import safetensors.numpy
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.hugging_face_config import write_config
-from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, places
+from model.interchange import EMBEDDINGS, HEAD, architecture, further_heads, tensor_views
 from model.tokenizer import Tokenizer
 from runtime.exchange.boundaries import boundaries
 from runtime.exchange.hugging_face_format import (
@@ -31,16 +32,16 @@ from runtime.storage.tensorfile import TYPE_NAMES, TYPES, converted
 
 
 def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
-                 tokenizer_json: str, source: Mapping[str, Any] | None = None,
+                 tokenizer_json: str, record: Mapping[str, Any] | None = None,
                  dtype: str | None = None) -> None:
     """Write a model, of parameters by our names, to a new folder.
 
-    With the `source` record of an import, names, types and files are those of the import. Without,
-    they are what transformers writes today. A `dtype` (F32, F16, BF16) is that of all parameters.
+    With the `record` of an import, names, types and files are those of the import. Without, they
+    are what transformers writes today. A `dtype` (F32, F16, BF16) is that of all parameters.
     Raises EulerError for a model that has no such form, and for a folder that holds something."""
-    arrays = dict(_model_tensors(config, tensors, source, dtype))
-    heads = dict(_further_heads(config, tensors, source, dtype))
-    texts = _texts(config, tokenizer_json, source, dtype or _common_type(arrays))
+    arrays = dict(_model_tensors(config, tensors, record, dtype))
+    heads = dict(_further_heads(config, tensors, record, dtype))
+    texts = _texts(config, tokenizer_json, record, dtype or _common_type(arrays))
     with new_folder(Path(out)) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
@@ -72,34 +73,35 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def _model_tensors(config: ModelConfig, tensors: Mapping[str, np.ndarray],
-                   source: Mapping[str, Any] | None,
+                   record: Mapping[str, Any] | None,
                    dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    by_name = {place.name: place for place in places(config)}
-    theirs = architecture(config)
+    by_name = {view.name: view for view in tensor_views(config)}
+    hf_class = architecture(config)
     if config.tied_head:  # some files have the one matrix twice
-        by_name[HEAD] = by_name[EMBEDDINGS[theirs]]
-    if source is None:
-        types = {place.name: TYPE_NAMES[tensors[place.parameter].dtype] for place in places(config)}
+        by_name[HEAD] = by_name[EMBEDDINGS[hf_class]]
+    if record is None:
+        types = {view.name: TYPE_NAMES[tensors[view.parameter].dtype]
+                 for view in tensor_views(config)}
         constants = {}
     else:
-        types, constants = source["tensors"], source["constants"]
+        types, constants = record["tensors"], record["constants"]
     for name, own_type in types.items():
-        canonical = canonical_name(name, theirs)
+        canonical = canonical_name(name, hf_class)
         if name in constants:
             yield name, _constant(config, constants[name], own_type)
         else:
-            array = by_name[canonical].view(tensors)
+            array = by_name[canonical].of(tensors)
             yield name, converted(name, array, TYPES[dtype or own_type])
 
 
 def _further_heads(config: ModelConfig, tensors: Mapping[str, np.ndarray],
-                   source: Mapping[str, Any] | None,
+                   record: Mapping[str, Any] | None,
                    dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    types = source["further_heads"] if source else {}
-    for place in further_heads(config):
-        array = place.view(tensors)
-        own_type = types.get(place.name, TYPE_NAMES[array.dtype])
-        yield place.name, converted(place.name, array, TYPES[dtype or own_type])
+    types = record["further_heads"] if record else {}
+    for view in further_heads(config):
+        array = view.of(tensors)
+        own_type = types.get(view.name, TYPE_NAMES[array.dtype])
+        yield view.name, converted(view.name, array, TYPES[dtype or own_type])
 
 
 def _constant(config: ModelConfig, values: list[float] | None, dtype: str) -> np.ndarray:
@@ -114,15 +116,15 @@ def _common_type(arrays: Mapping[str, np.ndarray]) -> str:
     return TYPE_NAMES[max((array.dtype for array in arrays.values()), key=lambda d: d.itemsize)]
 
 
-def _texts(config: ModelConfig, tokenizer_json: str, source: Mapping[str, Any] | None,
+def _texts(config: ModelConfig, tokenizer_json: str, record: Mapping[str, Any] | None,
            dtype: str) -> dict[str, str]:
     """Contents of the folder's other files, by name."""
     numpy_name = TYPES[dtype].name
-    if source is not None:
-        document = dict(source["config"])
+    if record is not None:
+        document = dict(record["config"])
         for key in {"dtype", "torch_dtype"} & set(document):
             document[key] = numpy_name
-        others = source["files"]
+        others = record["files"]
     else:
         vocabulary = Tokenizer.from_json(tokenizer_json).vocabulary
         texts = boundaries(vocabulary)

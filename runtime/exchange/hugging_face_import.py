@@ -1,7 +1,7 @@
 """Hugging Face model folders, read: what a folder has is kept, checked to say nothing new, or
 refused by name.
 
-A model keeps a *source record*, so that it can be written back as it was: the tensors' names and
+A model keeps an *import record*, so that it can be written back as it was: the tensors' names and
 types, `config.json`, the smaller JSON files, and the values of constants that old files carry
 (masks of GPT-2, rotary frequencies of Llama).
 """
@@ -29,7 +29,7 @@ from model.interchange import (
     LLAMA,
     architecture,
     further_heads,
-    places,
+    tensor_views,
 )
 from model.parameters import check_layers, parameters
 from model.tokenizer import Tokenizer, Vocabulary
@@ -48,11 +48,11 @@ from runtime.exchange.hugging_face_format import (
     is_constant,
     listed,
 )
-from runtime.exchange.untrusted import MOST_JSON, open_tensors, read_json, read_text
+from runtime.exchange.untrusted import MAX_JSON_BYTES, open_tensors, read_json, read_text
 from runtime.storage.tensorfile import FLOATS
 
-# Bytes of a tokenizer's file: GPT-2's and Llama 3's have 30 to 130 a token.
-_MOST_TOKENIZER, _MOST_A_TOKEN = 24 << 20, 160
+# A tokenizer's file: GPT-2's and Llama 3's have 30 to 130 bytes a token.
+_MAX_TOKENIZER_BYTES, _MAX_BYTES_PER_TOKEN = 24 << 20, 160
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Imported:
     config: ModelConfig
     tensors: dict[str, np.ndarray]
     tokenizer_json: str
-    source: dict[str, Any]
+    record: dict[str, Any]
 
 
 def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Imported:
@@ -75,10 +75,10 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
     document = read_json(folder, CONFIG)
     with error_context(folder):
         config = read_config(document)
-        theirs = architecture(config)
+        hf_class = architecture(config)
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(open_tensors(folder, name)) for name in _tensor_files(folder)]
-        found = _Found(folder, theirs, files)
+        found = _Found(folder, hf_class, files)
         heads = None
         if os.path.lexists(folder / FURTHER_HEADS):
             file = opened.enter_context(open_tensors(folder, FURTHER_HEADS))
@@ -86,26 +86,26 @@ def read_folder(folder: Path | str, tokenizer: Path | str | None = None) -> Impo
             config = _with_heads(config, heads)
         with error_context(folder / CONFIG):
             check_layers(config, len(found.slices))
-        source = _check(config, found, heads)
+        record = _check(config, found, heads)
         tokenizer_json, vocabulary = _read_tokenizer(folder, tokenizer, config)
         tensors = _read_parameters(config, found, heads)
-    source |= {"architecture": theirs, "config": document,
+    record |= {"architecture": hf_class, "config": document,
                "files": {name: read_text(folder, name)
                          for name in KEPT if os.path.lexists(folder / name)}}
     with error_context(folder):
-        boundaries(vocabulary, source)  # refuses what is no id
-    return Imported(config, tensors, tokenizer_json, source)
+        boundaries(vocabulary, record)  # refuses what is no id
+    return Imported(config, tensors, tokenizer_json, record)
 
 
 class _Found:
     """The tensors in safetensors files, by canonical name: GPT-2's with its prefix."""
 
-    def __init__(self, folder: Path, theirs: str | None, files: Sequence[safetensors.safe_open]):
+    def __init__(self, folder: Path, hf_class: str | None, files: Sequence[safetensors.safe_open]):
         self.folder = folder
         self.slices, self.names, self._files = {}, {}, {}
         for file in files:
             for name in file.keys():
-                canonical = canonical_name(name, theirs)
+                canonical = canonical_name(name, hf_class)
                 if canonical in self.slices:
                     raise EulerError(f"{folder} has the tensor {name} twice")
                 self.slices[canonical] = file.get_slice(name)
@@ -129,29 +129,29 @@ def _with_heads(config: ModelConfig, heads: _Found) -> ModelConfig:
 
 
 def _check(config: ModelConfig, found: _Found, heads: _Found | None) -> dict[str, Any]:
-    """Compare what is there with what must be; the source record's part about tensors.
+    """Compare what is there with what must be; the import record's part about tensors.
 
     Reads nothing but constants and, where the embedding is there twice, both of these."""
-    theirs = architecture(config)
-    wanted = {place.name: place.shape for place in places(config)}
-    _check_tensors(found, wanted, {HEAD} if config.tied_head else set(), theirs)
+    hf_class = architecture(config)
+    wanted = {view.name: view.shape for view in tensor_views(config)}
+    _check_tensors(found, wanted, {HEAD} if config.tied_head else set(), hf_class)
     if heads is not None:
-        _check_tensors(heads, {place.name: place.shape for place in further_heads(config)})
+        _check_tensors(heads, {view.name: view.shape for view in further_heads(config)})
     if config.tied_head and HEAD in found.slices:
-        _check_tied(found, EMBEDDINGS[theirs])
+        _check_tied(found, EMBEDDINGS[hf_class])
     constants = {found.names[name]: _constant(found, name, config)
-                 for name in found.slices if is_constant(name, theirs)}
+                 for name in found.slices if is_constant(name, hf_class)}
     types = {found.names[name]: found.dtype(name) for name in found.slices}
     return {"tensors": types, "constants": constants,
             "further_heads": {name: heads.dtype(name) for name in heads.slices} if heads else {}}
 
 
 def _check_tensors(found: _Found, wanted: Mapping[str, tuple[int, ...]],
-                   optional: set[str] = frozenset(), theirs: str | None = None) -> None:
+                   optional: set[str] = frozenset(), hf_class: str | None = None) -> None:
     """Raise EulerError unless these tensors are there, in these shapes, and no other ones."""
     missing = [name for name in wanted if name not in found.slices]
     unknown = [found.names[name] for name in found.slices
-               if name not in wanted and name not in optional and not is_constant(name, theirs)]
+               if name not in wanted and name not in optional and not is_constant(name, hf_class)]
     complaints = [f"{kind} tensors: {listed(names)}"
                   for kind, names in (("missing", missing), ("unknown", unknown)) if names]
     if complaints:
@@ -200,13 +200,13 @@ def _constant(found: _Found, name: str, config: ModelConfig) -> list[float] | No
 def _read_parameters(config: ModelConfig, found: _Found,
                      heads: _Found | None) -> dict[str, np.ndarray]:
     """Our parameters, each file tensor converted on its way to its place."""
-    sources = [(place, found) for place in places(config)]
-    sources += [(place, heads) for place in further_heads(config)]
-    wide = any(file.dtype(place.name) == "F64" for place, file in sources)
+    sources = [(view, found) for view in tensor_views(config)]
+    sources += [(view, heads) for view in further_heads(config)]
+    wide = any(file.dtype(view.name) == "F64" for view, file in sources)
     dtype = np.float64 if wide else np.float32
     tensors = {p.name: np.empty(p.shape, dtype) for p in parameters(config)}
-    for place, file in sources:
-        place.view(tensors)[...] = file.read(place.name)
+    for view, file in sources:
+        view.of(tensors)[...] = file.read(view.name)
     return tensors
 
 
@@ -217,8 +217,8 @@ def _read_tokenizer(folder: Path, given: Path | str | None,
     path = folder / TOKENIZER if given is None else Path(given).resolve()
     if given is None and not os.path.lexists(path):
         raise EulerError(f"{path} is missing: give the model's tokenizer.json with --tokenizer")
-    most = min(MOST_JSON + _MOST_A_TOKEN * config.vocabulary, _MOST_TOKENIZER)
-    text = read_text(path.parent, path.name, most)
+    max_bytes = min(MAX_JSON_BYTES + _MAX_BYTES_PER_TOKEN * config.vocabulary, _MAX_TOKENIZER_BYTES)
+    text = read_text(path.parent, path.name, max_bytes)
     try:
         tokenizer = Tokenizer.from_json(text)
     except EulerError as error:

@@ -20,8 +20,8 @@ from euler_ir.errors import EulerError, cut, error_context
 from model.json_values import parse_object
 from runtime.storage.files import decoded, read_error
 
-# Bytes. The largest known are a tenth of these.
-MOST_JSON, MOST_HEADER = 1 << 20, 1 << 20
+# The largest known are a tenth of these.
+MAX_JSON_BYTES, MAX_HEADER_BYTES = 1 << 20, 1 << 20
 
 
 @contextlib.contextmanager
@@ -31,9 +31,10 @@ def open_tensors(folder: Path, name: str) -> Iterator[safetensors.safe_open]:
     try:
         with path.open("rb") as file:
             head = file.read(8)
-        if len(head) == 8 and struct.unpack("<Q", head)[0] > MOST_HEADER:
-            raise EulerError(f"{path} is no sound safetensors file: a header of "
-                             f"{struct.unpack('<Q', head)[0]} bytes, the most is {MOST_HEADER}")
+        size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if size > MAX_HEADER_BYTES:
+            raise EulerError(f"{path} is no sound safetensors file: a header of {size} bytes, the "
+                             f"most is {MAX_HEADER_BYTES}")
         reader = safetensors.safe_open(path, framework="np")
     except safetensors.SafetensorError as error:
         raise EulerError(f"{path} is no sound safetensors file: {cut(str(error))}") from None
@@ -67,16 +68,16 @@ def path_inside(folder: Path, name: str) -> Path:
     return path
 
 
-def read_text(folder: Path, name: str, most: int = MOST_JSON) -> str:
-    """The text of a file of at most so many bytes; EulerError for any other."""
+def read_text(folder: Path, name: str, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """The text of a file of at most `max_bytes`; EulerError for any other."""
     path = path_inside(folder, name)
     try:
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise read_error(error, path) from error
-    if len(content) > most:
-        raise EulerError(f"{path} is larger than {most} bytes")
+    if len(content) > max_bytes:
+        raise EulerError(f"{path} is larger than {max_bytes} bytes")
     return decoded(content, path)
 
 

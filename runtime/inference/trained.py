@@ -12,7 +12,7 @@ from euler_ir.errors import EulerError
 from model.tokenizer import Tokenizer
 from runtime.engine import Model
 from runtime.exchange.boundaries import Boundaries, boundaries
-from runtime.exchange.source_record import source_record
+from runtime.exchange.import_record import import_record
 from runtime.settings import precision
 from runtime.storage.checkpoint import load_model
 
@@ -62,5 +62,5 @@ def load_trained(path: Path | str, backend: Backend) -> Trained:
     model.load(checkpoint.tensors)
     tokenizer = checkpoint.tokenizer(config)
     return Trained(model, tokenizer, settings["context"],
-                   boundaries(tokenizer.vocabulary, source_record(checkpoint, config)),
+                   boundaries(tokenizer.vocabulary, import_record(checkpoint, config)),
                    checkpoint.notes)
