@@ -33,7 +33,8 @@ from runtime.exchange.gguf_export import write_gguf
 from runtime.exchange.hugging_face_export import write_folder
 from runtime.exchange.hugging_face_import import read_folder
 from runtime.exchange.import_record import import_record
-from runtime.storage.checkpoint import Checkpoint, CheckpointWriter, load_model
+from runtime.storage.checkpoint import Checkpoint, load_model
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from runtime.storage.run_directory import claim_run_directory
 
 _DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}

@@ -41,7 +41,8 @@ from runtime.data.streams import (
 from runtime.engine import Evaluator, Model, StepResult, Trainer
 from runtime.exchange.import_record import import_record, record_after_training
 from runtime.settings import Settings, precision
-from runtime.storage.checkpoint import Checkpoint, CheckpointWriter
+from runtime.storage.checkpoint import Checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from runtime.storage.files import decoded, read_error, write_atomic
 from runtime.storage.metrics import MetricsWriter, plot_losses
 from runtime.storage.run_directory import CONFIG

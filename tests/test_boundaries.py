@@ -18,7 +18,7 @@ from runtime.exchange.boundaries import Boundaries, boundaries
 from runtime.inference.generation import END_OF_TEXT, Generator
 from runtime.inference.sampler import Sampler
 from runtime.inference.trained import load_trained
-from runtime.storage.checkpoint import CheckpointWriter
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

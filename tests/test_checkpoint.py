@@ -19,8 +19,10 @@ import pytest
 import safetensors.numpy
 
 import runtime.storage.checkpoint
+import runtime.storage.checkpoint_writer
 from euler_ir.errors import EulerError
-from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import load_checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from runtime.storage.tensorfile import FileRecord, read_tensors, read_text, write_tensors
 
 ROOT = Path(__file__).parent.parent
@@ -194,7 +196,7 @@ def test_a_run_that_goes_on_while_it_is_read_is_not_damaged(tmp_path, monkeypatc
         return read(*arguments)
 
     monkeypatch.setattr(runtime.storage.checkpoint, "read_tensors", read_while_saving)
-    monkeypatch.setattr(runtime.storage.checkpoint, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(runtime.storage.checkpoint_writer, "SYNC_SECONDS", 0.0)
     with CheckpointWriter(tmp_path) as writer:
         save(writer, 0)
         loaded = load_checkpoint(tmp_path)
@@ -292,7 +294,7 @@ def test_what_is_no_file_of_a_checkpoint_is_refused(tmp_path):
 
 
 def test_the_newest_two_and_the_last_one_forced_to_disk_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime.storage.checkpoint, "SYNC_SECONDS", 1e9)
+    monkeypatch.setattr(runtime.storage.checkpoint_writer, "SYNC_SECONDS", 1e9)
     with CheckpointWriter(tmp_path) as writer:
         for step in range(10, 70, 10):
             save(writer, step)  # the first save is always forced
@@ -305,7 +307,7 @@ def test_the_newest_two_and_the_last_one_forced_to_disk_are_kept(tmp_path, monke
 
 def test_a_reused_directory_holds_only_the_new_checkpoint(tmp_path, monkeypatch):
     """Shrinking and growing tensors through the same files."""
-    monkeypatch.setattr(runtime.storage.checkpoint, "SYNC_SECONDS", 0)
+    monkeypatch.setattr(runtime.storage.checkpoint_writer, "SYNC_SECONDS", 0)
     with CheckpointWriter(tmp_path, keep=1) as writer:
         for step, size in enumerate([500, 3, 2000, 1, 40, 700], start=1):
             tensors, moments, state = contents(step, size)
@@ -369,7 +371,7 @@ def test_a_full_disk_names_the_path_and_leaves_the_old_checkpoint(run, monkeypat
 def test_a_file_size_limit_ends_in_the_same_error(run):
     script = (
         "import resource, numpy as np\n"
-        "from runtime.storage.checkpoint import CheckpointWriter\n"
+        "from runtime.storage.checkpoint_writer import CheckpointWriter\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         f"writer = CheckpointWriter({str(run)!r}, step=20)\n"
         "writer.save({'w': np.zeros(100_000)}, {}, {'step': 30}, '')\n"
@@ -397,7 +399,8 @@ LIVES = """
 import os, random, signal, sys, time
 import numpy as np
 sys.path[:0] = ["tests"]
-from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import load_checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from test_checkpoint import TOKENIZER, contents, leftovers, steps
 from pathlib import Path
 

@@ -20,7 +20,8 @@ from runtime.cli import run_command
 from runtime.compiler.driver import compile_function
 from runtime.convert import export_folder, import_folder
 from runtime.inference.trained import load_trained
-from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import load_checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from tests.hugging_face import (
     GPT2_CONFIG,
     LLAMA_CONFIG,

@@ -21,7 +21,8 @@ from runtime.convert import export_folder, export_gguf, import_folder
 from runtime.engine import Trainer
 from runtime.exchange.hugging_face_import import read_folder
 from runtime.settings import RECIPES, Settings, fine_tuning_recipe
-from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import load_checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from runtime.storage.metrics import read_metrics
 from tests.hugging_face import (
     GPT2_CONFIG,

@@ -19,7 +19,7 @@ from runtime.convert import import_folder
 from runtime.data.batches import BatchStream
 from runtime.data.streams import load_stream
 from runtime.settings import Settings
-from runtime.storage.checkpoint import CheckpointWriter
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from tests.hugging_face import GPT2_CONFIG, gpt2_tensors, small_tokenizer, write_model
 
 TEXT = "What's in a name? That which we call a rose by any other name would smell as sweet. " * 5

@@ -25,7 +25,7 @@ from runtime.inference import generation
 from runtime.inference.generation import CONTEXT_FULL, END_OF_TEXT, MAX_TOKENS, Generator
 from runtime.inference.sampler import Sampler
 from runtime.inference.trained import load_trained
-from runtime.storage.checkpoint import CheckpointWriter
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from tests.models import contents, logits_function
 from tests.runners import BACKENDS, backend
 

@@ -28,7 +28,8 @@ from runtime.gradcheck import (
 )
 from runtime.inference.generation import Generator
 from runtime.settings import RECIPES, Settings
-from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import load_checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from tests.models import contents, logits_function, micro_batch, step_batch
 from tests.runners import BACKENDS, backend
 

@@ -19,7 +19,8 @@ from runtime import evaluate
 from runtime.cli import run_command
 from runtime.convert import export_folder
 from runtime.inference.trained import load_trained
-from runtime.storage.checkpoint import CheckpointWriter, load_checkpoint
+from runtime.storage.checkpoint import load_checkpoint
+from runtime.storage.checkpoint_writer import CheckpointWriter
 from tests.runners import BACKENDS, backend
 from tests.test_convert import NANO, trained_run
 
