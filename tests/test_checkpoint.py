@@ -23,6 +23,7 @@ import runtime.storage.checkpoint_writer
 from euler_ir.errors import EulerError
 from runtime.storage.checkpoint import load_checkpoint
 from runtime.storage.checkpoint_writer import CheckpointWriter
+from runtime.storage.files import write_error
 from runtime.storage.tensorfile import FileRecord, read_tensors, read_text, write_tensors
 
 ROOT = Path(__file__).parent.parent
@@ -366,6 +367,11 @@ def test_a_full_disk_names_the_path_and_leaves_the_old_checkpoint(run, monkeypat
         assert steps(run) == [10, 20] and leftovers(run) == []
         save(writer, 30)
     assert_is_step(load_checkpoint(run), 30)
+
+
+def test_an_error_without_a_number_is_not_told_as_a_full_disk():
+    error = write_error(OSError("no reason given"), "out")
+    assert str(error) == "cannot write out (no reason given)"
 
 
 def test_a_file_size_limit_ends_in_the_same_error(run):

@@ -13,6 +13,8 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import errno
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -35,6 +37,9 @@ from runtime.storage.tensorfile import FLOATS, converted
 
 #: Element types of matrices, with gguf's name for a file of mostly such.
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+
+# What numpy's `tofile`, which writes the tensors, has to say of a disk that is full.
+_SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 
 #: llama.cpp's names for a pre-tokenizer's pattern, which decide on ignore_merges as well.
 _STYLES = {(GPT2_PATTERN, False): "gpt-2", (LLAMA3_PATTERN, True): "llama-bpe"}
@@ -64,10 +69,20 @@ def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.nd
             bits = array.view(np.uint8) if array.dtype == FLOATS["BF16"] else array
             kind = gguf.GGMLQuantizationType.BF16 if bits is not array else None
             writer.add_tensor(name, bits, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
+        _write(writer)
+
+
+def _write(writer: Any) -> None:
+    """Write the file. Raises OSError."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    try:
         writer.write_tensors_to_file()
-        writer.close()
+    except OSError as error:
+        if _SHORT_WRITE.fullmatch(str(error)) is None:
+            raise
+        raise OSError(errno.ENOSPC, str(error)) from error
+    writer.close()
 
 
 def _package() -> Any:

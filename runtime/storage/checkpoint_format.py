@@ -36,4 +36,5 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says."""
     return int(STEP_NAME.fullmatch(path.name).group(1))

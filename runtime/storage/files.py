@@ -15,9 +15,8 @@ from pathlib import Path
 
 from euler_ir.errors import EulerError
 
-# No space on the device, over the user's quota, over the process's file size limit; None is what
-# numpy's `tofile` has where a file was cut short, which says the same.
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None})
+# No space on the device, over the user's quota, over the process's file size limit.
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_error(error: OSError, path: Path | str) -> EulerError:
