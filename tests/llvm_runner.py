@@ -33,6 +33,8 @@ TARGETS = {
     "wide": wide_target(),
     "neon": neon_target(),
 }
+#: Those whose code is another than this machine's own, which all other tests run.
+OTHER_TARGETS = [name for name, target in TARGETS.items() if target != HOST]
 
 
 @functools.cache

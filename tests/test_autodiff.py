@@ -34,7 +34,7 @@ def check(function, inputs, names, output=None):
 
 
 def test_a_transformer_block():
-    batch, length, heads, groups, width, vocabulary = 2, 3, 2, 1, 4, 5
+    batch, length, heads, groups, width, vocabulary = 2, 3, 2, 1, 2, 5
     model = heads * width
     rng = np.random.default_rng(0)
     with Builder("block") as b:

@@ -16,7 +16,7 @@ from euler_ir.builder import Builder
 from euler_ir.graph import Function
 from euler_ir.types import BF16, F16, F32, F64, I32
 from runtime.testing import check_close
-from tests.llvm_runner import HOST, TARGETS, fenced, generator, run
+from tests.llvm_runner import HOST, OTHER_TARGETS, TARGETS, fenced, generator, run
 
 # batch, queries, keys, heads, groups, width: sizes of models, and edges of every kind of block.
 TRAINING = [
@@ -128,7 +128,7 @@ def test_16_bit_tensors(shape, dtype):
     check(shape, dtype)
 
 
-@pytest.mark.parametrize("name", ["avx2", "wide", "neon"])
+@pytest.mark.parametrize("name", OTHER_TARGETS)
 @pytest.mark.parametrize("shape", [(6, 50, 70, 4, 2, 24), (6, 1, 70, 4, 2, 24)], ids=str)
 def test_other_vector_widths(shape, name):
     for dtype in (F32, F64):

@@ -92,7 +92,7 @@ def test_fork_while_another_thread_runs(compiler, team):
     runner = threading.Thread(target=keep_running)
     runner.start()
     try:
-        for _ in range(10):
+        for _ in range(5):
             assert in_child(lambda: team.run(own)) == 0
             assert in_child(lambda: team.run(busy)) == 0
     finally:

@@ -42,8 +42,12 @@ def bodies(function: Function, kind: str) -> list[list[str]]:
 
 
 def assert_same(before: Function, after: Function, inputs: dict) -> None:
+    assert_gives(run(before, inputs, precise=True), after, inputs)
+
+
+def assert_gives(expected: dict, after: Function, inputs: dict) -> None:
     verify(after)
-    expected, got = run(before, inputs, precise=True), run(after, inputs, precise=True)
+    got = run(after, inputs, precise=True)
     assert expected.keys() == got.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)
@@ -89,9 +93,10 @@ def test_every_stage_of_a_models_functions_is_valid_and_equal(preset, function, 
     stages = []
     optimize(function, composites, observer=lambda name, stage: stages.append((name, stage)))
     inputs = model_inputs(function, SMALL[preset])
+    expected = run(function, inputs, precise=True)
     for _, stage in stages:
         assert parse_function(print_function(stage)) == stage
-        assert_same(function, stage, inputs)
+        assert_gives(expected, stage, inputs)
     if composites:
         assert len(stages[-1][1].nodes) < len(stages[0][1].nodes)
 
@@ -109,7 +114,7 @@ def test_random_functions_keep_their_meaning(seed):
 
 def test_presets_parse_back_from_their_text():
     for config in PRESETS.values():
-        config, time = replace(config, layers=min(config.layers, 12)), min(config.context, 64)
+        config, time = replace(config, layers=2), min(config.context, 64)
         function = optimize(training_step(config, AdamWConfig(), 1, time, False)["step"],
                             COMPOSITES)
         assert parse_function(print_function(function)) == function
