@@ -27,6 +27,7 @@ from pathlib import Path
 from euler_ir.errors import EulerError
 from model.config import ModelConfig
 from model.parameters import parameter_count
+from model.tokenizer import Tokenizer
 from runtime.arguments import CHECKPOINT, refuse_together
 from runtime.cli import Parser, path, print_notes, run_command
 from runtime.exchange.gguf_export import write_gguf
@@ -106,8 +107,8 @@ def import_folder(folder: Path | str, out: Path | str, tokenizer: Path | str | N
 
 def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None = None) -> None:
     """Write the model of a checkpoint to a new Hugging Face folder."""
-    checkpoint, config = _load(checkpoint_path)
-    write_folder(to, config, checkpoint.tensors, checkpoint.tokenizer_json,
+    checkpoint, config, tokenizer = _load(checkpoint_path)
+    write_folder(to, config, checkpoint.tensors, tokenizer, checkpoint.tokenizer_json,
                  import_record(checkpoint, config), dtype)
     print(f"{checkpoint.path}: {parameter_count(config):,} parameters -> {to}")
 
@@ -115,21 +116,21 @@ def export_folder(checkpoint_path: Path | str, to: Path | str, dtype: str | None
 def export_gguf(checkpoint_path: Path | str, to: Path | str, dtype: str = "F32",
                 first_head_only: bool = False) -> None:
     """Write the model of a checkpoint to a new GGUF file; matrices in this type."""
-    checkpoint, config = _load(checkpoint_path)
+    checkpoint, config, tokenizer = _load(checkpoint_path)
     if config.prediction_heads > 1 and not first_head_only:
         raise EulerError(f"GGUF has no place for {config.prediction_heads - 1} of the model's "
                          f"{config.prediction_heads} prediction heads: leave them out with "
                          "--first-head-only")
-    write_gguf(to, config, checkpoint.tensors, checkpoint.tokenizer_json, dtype,
+    write_gguf(to, config, checkpoint.tensors, tokenizer, dtype,
                import_record(checkpoint, config))
     print(f"{checkpoint.path}: {dtype} -> {to}")
 
 
-def _load(checkpoint_path: Path | str) -> tuple[Checkpoint, ModelConfig]:
+def _load(checkpoint_path: Path | str) -> tuple[Checkpoint, ModelConfig, Tokenizer]:
     checkpoint, config = load_model(checkpoint_path)
-    checkpoint.tokenizer(config)  # refuses one that does not go with the model
+    tokenizer = checkpoint.tokenizer(config)
     print_notes(checkpoint.notes)
-    return checkpoint, config
+    return checkpoint, config, tokenizer
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from euler_ir.graph import Value
 from euler_ir.types import F16, F32
 from model.config import ModelConfig, RopeScaling
 from model.parameters import parameters
-from model.tokenizer import END_OF_DOCUMENT, train_tokenizer
+from model.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer
 from runtime import convert, generate, train
 from runtime.cli import run_command
 from runtime.compiler.driver import compile_function
@@ -119,7 +119,8 @@ def test_logits_and_greedy_text(llama_cpp, tmp_path, name):
         # deal less than 1e-3 of a logit takes small weights behind GELU.
         for i in range(config.layers):
             tensors[f"layers.{i}.mlp.down.weight"] /= 4
-    write_gguf(tmp_path / "model.gguf", config, tensors, small_tokenizer())
+    write_gguf(tmp_path / "model.gguf", config, tensors,
+               Tokenizer.from_json(small_tokenizer()))
     theirs = loaded(llama_cpp, tmp_path / "model.gguf")
     tokens = generator.integers(0, config.vocabulary, CONTEXT).astype(np.int32)
     expected = their_logits(theirs, tokens)
@@ -201,7 +202,7 @@ def test_where_a_text_ends(llama_cpp, tmp_path, special):
     tensors = {p.name: np.zeros(p.shape, np.float32) for p in parameters(config)}
     tensors["norm.bias"][:] = 1
     tensors["heads.weight"][0, 11] = 1
-    write_gguf(tmp_path / "model.gguf", config, tensors, tokenizer.to_json())
+    write_gguf(tmp_path / "model.gguf", config, tensors, tokenizer)
     theirs = loaded(llama_cpp, tmp_path / "model.gguf")
     text = theirs.create_completion(" to be", max_tokens=20, temperature=0.0)["choices"][0]
     assert text["text"] == tokenizer.decode([11] * 20) and text["finish_reason"] == "length"

@@ -82,7 +82,7 @@ class Pair:
                              vocabulary=vocabulary.size, tied_head=True)
         tensors = {p.name: np.zeros(p.shape, np.float32) for p in parameters(config)}
         path = directory / "model.gguf"
-        write_gguf(path, config, tensors, self.ours.to_json())
+        write_gguf(path, config, tensors, self.ours)
         self.theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
 
     def assert_same(self, text: str, special: bool = False) -> list[int]:

@@ -46,18 +46,18 @@ _STYLES = {(GPT2_PATTERN, False): "gpt-2", (LLAMA3_PATTERN, True): "llama-bpe"}
 
 
 def write_gguf(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
-               tokenizer_json: str, dtype: str = "F32",
+               tokenizer: Tokenizer, dtype: str = "F32",
                record: Mapping[str, Any] | None = None) -> None:
     """Write a model, of parameters by our names, to a new file; the first prediction head only.
 
-    The `record` of an import may say where texts begin and end. The same model gives the same
-    bytes. Raises EulerError where the gguf package is missing, for a model that llama.cpp has
-    no form for, and for a file that exists."""
+    The tokenizer must go with the model. The `record` of an import may say where texts begin and
+    end. The same model gives the same bytes. Raises EulerError where the gguf package is missing,
+    for a model that llama.cpp has no form for, and for a file that exists."""
     gguf = _package()
     out = Path(out)
     if out.exists():
         raise EulerError(f"{out} exists already: name a new file")
-    vocabulary = Tokenizer.from_json(tokenizer_json).vocabulary
+    vocabulary = tokenizer.vocabulary
     arrays = list(_arrays(gguf, config, tensors, dtype))
     with replacing(out) as beside:
         writer = gguf.GGUFWriter(beside, _kind(gguf, config)[1])
@@ -169,9 +169,6 @@ def _add_tokenizer(gguf: Any, writer: Any, vocabulary: Vocabulary, rows: int) ->
                for text, number in vocabulary.added_tokens.items()}
     tokens |= {number: (text, types.CONTROL)
                for text, number in vocabulary.special_tokens.items()}
-    if len(tokens) > rows:
-        raise EulerError(f"the tokenizer has ids up to {vocabulary.size - 1}, the model's "
-                         f"vocabulary is {rows}")
     texts = [text for text, _ in tokens.values()]
     text, count = Counter(texts).most_common(1)[0]
     if count > 1:  # llama.cpp would abort the process that loads the file

@@ -32,16 +32,17 @@ from runtime.storage.tensorfile import TYPE_NAMES, TYPES, converted
 
 
 def write_folder(out: Path | str, config: ModelConfig, tensors: Mapping[str, np.ndarray],
-                 tokenizer_json: str, record: Mapping[str, Any] | None = None,
-                 dtype: str | None = None) -> None:
-    """Write a model, of parameters by our names, to a new folder.
+                 tokenizer: Tokenizer, tokenizer_json: str,
+                 record: Mapping[str, Any] | None = None, dtype: str | None = None) -> None:
+    """Write a model, of parameters by our names, to a new folder, with its tokenizer's text.
 
     With the `record` of an import, names, types and files are those of the import. Without, they
     are what transformers writes today. A `dtype` (F32, F16, BF16) is that of all parameters.
     Raises EulerError for a model that has no such form, and for a folder that holds something."""
     arrays = dict(_model_tensors(config, tensors, record, dtype))
     heads = dict(_further_heads(config, tensors, record, dtype))
-    texts = _texts(config, tokenizer_json, record, dtype or _common_type(arrays))
+    texts = _texts(config, tokenizer, record, dtype or _common_type(arrays))
+    texts[TOKENIZER] = tokenizer_json
     with new_folder(Path(out)) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
@@ -116,9 +117,9 @@ def _common_type(arrays: Mapping[str, np.ndarray]) -> str:
     return TYPE_NAMES[max((array.dtype for array in arrays.values()), key=lambda d: d.itemsize)]
 
 
-def _texts(config: ModelConfig, tokenizer_json: str, record: Mapping[str, Any] | None,
+def _texts(config: ModelConfig, tokenizer: Tokenizer, record: Mapping[str, Any] | None,
            dtype: str) -> dict[str, str]:
-    """Contents of the folder's other files, by name."""
+    """Contents of `config.json` and of the smaller JSON files, by name."""
     numpy_name = TYPES[dtype].name
     if record is not None:
         document = dict(record["config"])
@@ -126,7 +127,7 @@ def _texts(config: ModelConfig, tokenizer_json: str, record: Mapping[str, Any] |
             document[key] = numpy_name
         others = record["files"]
     else:
-        vocabulary = Tokenizer.from_json(tokenizer_json).vocabulary
+        vocabulary = tokenizer.vocabulary
         texts = boundaries(vocabulary)
         begin, end = texts.begin, texts.ends[0] if texts.ends else None
         document = write_config(config, numpy_name, begin, end)
@@ -136,7 +137,7 @@ def _texts(config: ModelConfig, tokenizer_json: str, record: Mapping[str, Any] |
                     "model_max_length": config.context, "clean_up_tokenization_spaces": False,
                     "bos_token": names.get(begin), "eos_token": names.get(end)}
         others = {"tokenizer_config.json": _json(settings)}
-    return {CONFIG: _json(document), TOKENIZER: tokenizer_json, **others}
+    return {CONFIG: _json(document), **others}
 
 
 def _json(document: Mapping[str, Any]) -> str:

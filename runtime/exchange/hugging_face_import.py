@@ -32,7 +32,7 @@ from model.interchange import (
     tensor_views,
 )
 from model.parameters import check_layers, parameters
-from model.tokenizer import Tokenizer, Vocabulary
+from model.tokenizer import Vocabulary
 from model.transformer import rotary_frequencies
 from runtime.exchange.boundaries import boundaries
 from runtime.exchange.hugging_face_format import (
@@ -49,6 +49,7 @@ from runtime.exchange.hugging_face_format import (
     listed,
 )
 from runtime.exchange.untrusted import MAX_JSON_BYTES, open_tensors, read_json, read_text
+from runtime.storage.checkpoint import parse_tokenizer
 from runtime.storage.tensorfile import FLOATS
 
 # A tokenizer's file: GPT-2's and Llama 3's have 30 to 130 bytes a token.
@@ -219,14 +220,8 @@ def _read_tokenizer(folder: Path, given: Path | str | None,
         raise EulerError(f"{path} is missing: give the model's tokenizer.json with --tokenizer")
     max_bytes = min(MAX_JSON_BYTES + _MAX_BYTES_PER_TOKEN * config.vocabulary, _MAX_TOKENIZER_BYTES)
     text = read_text(path.parent, path.name, max_bytes)
-    try:
-        tokenizer = Tokenizer.from_json(text)
-    except EulerError as error:
-        raise EulerError(f"tokenizer {path}: {error}") from error
-    if tokenizer.vocabulary_size > config.vocabulary:
-        raise EulerError(f"tokenizer {path} has ids up to {tokenizer.vocabulary_size - 1}, the "
-                         f"model's vocabulary is {config.vocabulary}")
-    return text, tokenizer.vocabulary
+    with error_context(f"tokenizer {path}"):
+        return text, parse_tokenizer(text, config).vocabulary
 
 
 def _tensor_files(folder: Path) -> list[str]:

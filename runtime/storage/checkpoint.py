@@ -70,11 +70,7 @@ class Checkpoint:
     def tokenizer(self, config: ModelConfig) -> Tokenizer:
         """The tokenizer; EulerError, naming the file, for one that does not go with the model."""
         with error_context(self.path / TOKENIZER):
-            tokenizer = Tokenizer.from_json(self.tokenizer_json)
-            if tokenizer.vocabulary_size > config.vocabulary:
-                raise EulerError(f"the tokenizer has ids up to {tokenizer.vocabulary_size - 1}, "
-                                 f"the model's vocabulary is {config.vocabulary}")
-        return tokenizer
+            return parse_tokenizer(self.tokenizer_json, config)
 
     def settings(self) -> dict[str, Any]:
         """The settings of the run, among them at least `precision` and `context`; those of an
@@ -96,6 +92,15 @@ class Checkpoint:
     def check_moments(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raise EulerError unless the moments are those of an optimizer with these shapes."""
         _check_shapes(self.path / OPTIMIZER, self.moments, expected, "optimizer")
+
+
+def parse_tokenizer(text: str, config: ModelConfig) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; EulerError for one that does not go with the model."""
+    tokenizer = Tokenizer.from_json(text)
+    if tokenizer.vocabulary_size > config.vocabulary:
+        raise EulerError(f"the tokenizer has ids up to {tokenizer.vocabulary_size - 1}, the "
+                         f"model's vocabulary is {config.vocabulary}")
+    return tokenizer
 
 
 def _check_shapes(file: Path, tensors: Mapping[str, np.ndarray],
