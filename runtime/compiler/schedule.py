@@ -197,8 +197,8 @@ class _Layout:
 
 
 def _views(function: Function, kernels: Sequence[Kernel]) -> dict[Value, tuple[Value, int]]:
-    """For every value the one whose memory it lies in (itself, if it is no view) and the bytes
-    from the start of that."""
+    """The value whose memory each value lies in (itself, if it is no view) and the bytes from the
+    start of that."""
     storage = {value: (value, 0) for value in function.inputs}
     expected = iter(kernels)
     for node in function.nodes:
