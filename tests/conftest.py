@@ -1,5 +1,6 @@
 """Fixtures of several test files."""
 
+import signal
 import threading
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from backends.llvm.compiler import Compiler
 from backends.llvm.target import Target
 from backends.llvm.team import Team
 from tests.hugging_face import GPT2_CONFIG, LLAMA_CONFIG, gpt2_tensors, llama_tensors, write_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts():
+    """What a shell starts in the background ignores Ctrl-C, and so would the processes that tests
+    start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
