@@ -17,7 +17,7 @@ from tests.random_functions import random_function, random_inputs
 from tests.runners import BACKENDS
 
 #: Seeds a test, eight tests each: a compiler takes a second for the kernels of one function.
-SEEDS = {"reference": 10, "llvm": 4}
+SEEDS = {"reference": 25, "llvm": 5}
 
 
 def seeds(name: str, part: int) -> range:

@@ -19,7 +19,7 @@ from model.tokenizer import (
 
 STRESS = (Path(__file__).parent / "data" / "unicode-stress.txt").read_bytes().decode()
 _RNG = random.Random(1)
-CJK = "".join(chr(0x4E00 + _RNG.randrange(2000)) for _ in range(100_000))
+CJK = "".join(chr(0x4E00 + _RNG.randrange(2000)) for _ in range(333_000))
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,11 @@ def test_merging_equals_scanning_for_the_next_merge(seed):
 
 @pytest.mark.parametrize(
     "text",
-    ["^" * 250_000, " " * 250_000, "a" * 250_000, "\n" * 100_000, CJK],
+    ["^" * 1_000_000, " " * 1_000_000, "a" * 1_000_000, "\n" * 200_000, CJK],
     ids=["carets", "spaces", "letters", "newlines", "cjk"],
 )
 def test_one_endless_piece(tokenizer, text):
-    # Quadratic work would take an hour here, recursion would crash. Runs of each character are in
+    # Quadratic work would take hours here, recursion would crash. Runs of each character are in
     # the training text, so all but the Chinese merge many times over.
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text

@@ -95,7 +95,7 @@ def test_the_thread_count_changes_no_bit(text, straight, tmp_path, threads):
     assert_same_run(directory, straight)
 
 
-@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("threads", ["1", "2", "4"])
 def test_a_run_killed_at_any_moment_resumes_to_the_bit(text, straight, tmp_path, threads):
     directory, chance = tmp_path / "run", random.Random(int(threads))
     process = start(flags(text, directory, "--threads", threads))
