@@ -30,7 +30,8 @@ class Boundaries:
 
 
 def boundaries(vocabulary: Vocabulary, record: Mapping[str, Any] | None = None) -> Boundaries:
-    """Of a model with this vocabulary and, if it was imported, the record of its import.
+    """Where the texts of a model begin and end: one with this vocabulary and, if it was imported,
+    this record of its import.
 
     Ids that are not in the vocabulary never come, and don't count: GPT-2 models of other
     vocabularies often keep 50256 in their files. Raises EulerError for what is no id."""
