@@ -45,13 +45,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     backend = backend_of(arguments)
     trained = load_trained(arguments.checkpoint, backend)
     print_notes(trained.notes)
-    tokenizer, sampler = trained.tokenizer, Sampler(*settings, ids=trained.token_ids)
+    tokenizer = trained.tokenizer
+    sampler = Sampler(*settings, ids=tokenizer.vocabulary.ids)
     prompt = trained.encode(arguments.prompt)
     if arguments.prompt:
         print(tokenizer.decode(tokenizer.encode(arguments.prompt)), end="", flush=True)
 
-    room = cache_capacity(len(prompt) + arguments.max_tokens)
-    generator = Generator(trained.model, min(room, trained.context))
+    capacity = cache_capacity(len(prompt) + arguments.max_tokens, trained.context)
+    generator = Generator(trained.model, capacity)
     stream = generator.stream(prompt, arguments.max_tokens, sampler, trained.boundaries.ends)
     decoder, moments = StreamDecoder(tokenizer), []
     for token in stream:

@@ -159,9 +159,8 @@ def _sample(run: Run) -> None:
     context, tokenizer = run.settings.context, run.data.tokenizer
     text = run.data.held_out if len(run.data.held_out) else run.data.train
     prompt = [int(token) for token in text.read(0, 1)]
-    # A model's vocabulary may be larger than its tokenizer's.
     sampler = Sampler(temperature=0.8, top_k=50, seed=run.settings.seed,
-                      ids=sorted(tokenizer.vocabulary.token_bytes))
+                      ids=tokenizer.vocabulary.ids)
     count = min(_SAMPLE_TOKENS, context - len(prompt))
     sampled = Generator(run.model, context).stream(prompt, count, sampler)
     print(tokenizer.decode(prompt + list(sampled)))

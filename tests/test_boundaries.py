@@ -121,7 +121,7 @@ def test_every_end_of_an_imported_model_stops_generation(tmp_path, capsys):
     assert trained.encode("") == [BEGIN]
     prompt = trained.encode("be")
     assert prompt == [BEGIN, *trained.tokenizer.encode("be")]
-    greedy = Sampler(0, ids=trained.token_ids)
+    greedy = Sampler(0, ids=trained.tokenizer.vocabulary.ids)
     tokens = list(Generator(trained.model).stream(prompt, 8, greedy))
 
     stop = tokens[4]

@@ -257,7 +257,8 @@ def test_the_text_is_that_of_the_tokens(run, capsys):
     assert command(run, "--prompt", "a rose", "--max-tokens", "12", "--temperature", "0") == 0
     trained = load_trained(run, backend("reference"))
     text = Generator(trained.model, trained.context)
-    ids = list(text.stream(trained.encode("a rose"), 12, Sampler(0, ids=trained.token_ids)))
+    sampler = Sampler(0, ids=trained.tokenizer.vocabulary.ids)
+    ids = list(text.stream(trained.encode("a rose"), 12, sampler))
     assert capsys.readouterr().out == "a rose" + trained.tokenizer.decode(ids) + "\n"
 
 
@@ -268,7 +269,8 @@ def test_ids_the_tokenizer_does_not_know_are_never_chosen(run):
     heads[:, size:] *= 100  # the model would love to
     trained.model.weights["heads.weight"].write(heads)
     text = Generator(trained.model)
-    ids = list(text.stream(trained.encode("a"), 25, Sampler(5.0, ids=trained.token_ids)))
+    sampler = Sampler(5.0, ids=trained.tokenizer.vocabulary.ids)
+    ids = list(text.stream(trained.encode("a"), 25, sampler))
     assert len(ids) == 25 and max(ids) < size
 
 

@@ -137,9 +137,10 @@ def test_greedy_continuations_are_known_as_such(libraries, models):
     ours, found = models.ours["llvm"], []
     for prompt in (SENTENCE, LONG, "x", END):
         prompt = ours.tok_encode(prompt)[-20:]
-        generator, request = ours._generator, ours._asked({"max_gen_toks": 12})
+        generator, request = ours._generator(ours.max_length), ours._asked({"max_gen_toks": 12})
         generator.reset()
-        text = list(generator.stream(prompt, 12, request.sampler(ours.trained.token_ids, 0)))
+        sampler = request.sampler(ours.trained.tokenizer.vocabulary.ids, 0)
+        text = list(generator.stream(prompt, 12, sampler))
         other = (text[6] + 1) % 280
         found += [(None, prompt, text), (None, prompt, text[:1]),
                   (None, prompt, [*text[:6], other, *text[7:]])]

@@ -74,6 +74,12 @@ class Vocabulary:
         return dict(self.tokens) | {number: text.encode() for text, number in added.items()}
 
     @cached_property
+    def ids(self) -> list[int]:
+        """The ids that stand for a token, ascending: what a sampler may choose from, since a
+        model's vocabulary may be larger than its tokenizer's."""
+        return sorted(self.token_bytes)
+
+    @cached_property
     def id_of_bytes(self) -> dict[bytes, int]:
         """The inverse of `tokens`."""
         return {value: number for number, value in self.tokens.items()}

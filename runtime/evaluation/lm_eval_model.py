@@ -41,7 +41,7 @@ from euler_ir.errors import EulerError
 from runtime.evaluation.generation_request import GenerationRequest, generation_request
 from runtime.evaluation.scoring import ROWS, Scorer, ScoreRequest
 from runtime.evaluation.stop_strings import text_until
-from runtime.inference.generation import Generator
+from runtime.inference.generation import Generator, cache_capacity
 from runtime.inference.trained import Trained, load_trained
 
 #: Tokens to generate where a task does not say how many, if the context has room for twice that.
@@ -62,15 +62,19 @@ class EulerLM(TemplateLM):
         if not isinstance(checkpoint, Trained):
             checkpoint = load_trained(checkpoint, create(backend, threads=threads))
         self.trained, self.batch_size = checkpoint, batch_size
+        self._generators: dict[int, Generator] = {}
         self._draws = 0  # random numbers used by all texts so far
 
     @cached_property
     def _scorer(self) -> Scorer:
         return Scorer(self.trained.model, self.trained.context, self.batch_size)
 
-    @cached_property
-    def _generator(self) -> Generator:
-        return Generator(self.trained.model, self.trained.context)
+    def _generator(self, tokens: int) -> Generator:
+        """One with room for a text of so many tokens, compiled when first needed."""
+        capacity = cache_capacity(tokens, self.max_length)
+        if capacity not in self._generators:
+            self._generators[capacity] = Generator(self.trained.model, capacity)
+        return self._generators[capacity]
 
     @property
     def max_length(self) -> int:
@@ -168,9 +172,10 @@ class EulerLM(TemplateLM):
         prompt = self.tok_encode(context)[-room:] or [self.prefix_token_id]
         ends = {*trained.boundaries.ends,
                 *(special[stop] for stop in asked.until if stop in special)}
-        sampler = asked.sampler(trained.token_ids, self._draws)
-        self._generator.reset()
-        tokens = self._generator.stream(prompt, asked.max_tokens, sampler, ends)
+        sampler = asked.sampler(trained.tokenizer.vocabulary.ids, self._draws)
+        generator = self._generator(len(prompt) + asked.max_tokens)
+        generator.reset()
+        tokens = generator.stream(prompt, asked.max_tokens, sampler, ends)
         text = text_until(trained.tokenizer, tokens, asked.until, silent=set(special.values()))
         self._draws = sampler.draws
         return text

@@ -132,10 +132,11 @@ class Generator:
                                 self._dump)
 
 
-def cache_capacity(tokens: int) -> int:
-    """Room for the keys and values of so many tokens, a power of two: few programs to compile for
-    all prompts, and little memory for a short text of a model with a long context."""
-    return max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
+def cache_capacity(tokens: int, context: int) -> int:
+    """Room for the keys and values of so many tokens, a power of two if that is less than the
+    context: few programs to compile for all prompts, and little memory for a short text of a model
+    with a long context."""
+    return min(max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()), context)
 
 
 def cache_buffers(model: Model, batch: int, capacity: int) -> dict[str, Buffer]:

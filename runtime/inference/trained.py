@@ -29,12 +29,6 @@ class Trained:
     boundaries: Boundaries
     notes: Sequence[str] = ()
 
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids that stand for a token, ascending: what a sampler may choose from."""
-        known = self.tokenizer.vocabulary.token_bytes
-        return sorted(id for id in known if id < self.model.config.vocabulary)
-
     def encode(self, prompt: str) -> list[int]:
         """The ids of a prompt after those that the tokenizer puts before every text; where there
         are none at all, the id that texts begin with.
