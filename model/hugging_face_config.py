@@ -14,7 +14,7 @@ from typing import Any
 from euler_ir.errors import EulerError, error_context, shown
 from model.config import MOST, MOST_POSITIONS, ModelConfig, RopeScaling
 from model.interchange import GPT2, LLAMA, architecture
-from model.json_values import is_positive_number
+from model.json_values import check_whole, is_positive_number
 
 _MODEL_TYPES = {"gpt2": GPT2, "llama": LLAMA}
 
@@ -140,10 +140,9 @@ def _check_size(theirs: str, ours: str, value: object) -> None:
     elif ours == "tied_head":
         if type(value) is not bool:
             raise EulerError(f"{theirs} must be true or false, got {shown(value)}")
-    elif value is not None and not (type(value) is int and 1 <= value <= most):
-        raise EulerError(f"{theirs} must be a whole number from 1 to {most}, "
-                         f"got {shown(value)}")
-    elif value is None and ours not in ("hidden", "kv_heads", "given_head_size"):
+    elif value is not None:
+        check_whole(theirs, value, 1, most)
+    elif ours not in ("hidden", "kv_heads", "given_head_size"):
         raise EulerError(f"{theirs} must be a whole number, got null")
 
 

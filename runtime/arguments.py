@@ -14,13 +14,12 @@ from backends.backend import Backend, create
 from euler_ir.errors import EulerError
 from model.config import PRESETS, ModelConfig, preset
 from runtime.cli import integer, path
-from runtime.settings import PRECISIONS, precision
+from runtime.settings import MAX_SEED, PRECISIONS, precision
 
 DEFAULT_PRESET = "nano-1m"
 #: What an argument that names a checkpoint takes, for its help text.
 CHECKPOINT = "a run directory (its newest checkpoint) or a checkpoint"
 _OF_PRESET = "the preset's"
-_LARGEST_SEED = 2**63 - 1
 
 
 def add_preset(p: argparse.ArgumentParser, default: str | None = DEFAULT_PRESET) -> None:
@@ -80,7 +79,7 @@ def add_recompute(p: argparse.ArgumentParser, default: int | None = 0) -> None:
 
 
 def add_seed(p: argparse.ArgumentParser, purpose: str, default: int | None = 0) -> None:
-    p.add_argument("--seed", type=integer(0, _LARGEST_SEED), default=default, metavar="S",
+    p.add_argument("--seed", type=integer(0, MAX_SEED), default=default, metavar="S",
                    help=f"of {purpose} (0)")
 
 

@@ -76,10 +76,13 @@ def fine_tuning_recipe(config: ModelConfig) -> Recipe:
                    lr=recipe.lr / _FINE_TUNING_SHARE)
 
 
+#: The largest seed, of runs and of everything else that takes one.
+MAX_SEED = 2**63 - 1
+
 #: The whole numbers among the settings, with their least and largest value.
 _RANGES = {name: (least, LARGEST) for name, least in {
     "steps": 1, "batch_size": 1, "context": 1, "warmup": 0, "accumulate": 1, "recompute": 0,
-    "eval_every": 0, "checkpoint_every": 1}.items()} | {"seed": (0, 2**63 - 1)}
+    "eval_every": 0, "checkpoint_every": 1}.items()} | {"seed": (0, MAX_SEED)}
 _MAY_BE_NONE = ("preset", "tokenizer", "init")
 
 
